@@ -1,0 +1,57 @@
+"""One rank failed: the others hear of it wherever they wait, and all leave together.
+
+    rank 2 fails    ring --> all others        they stop at their next wait or action
+    all             leave: a barrier, MPI_Finalize, exit code 1
+
+A rank that does not come within `PATIENCE_S` (it computes, or hangs in a library) is ended by MPI_Abort; the launcher's exit code is then
+whatever it makes of killed processes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcpar.errors import Aborted
+
+TAG = 1
+PATIENCE_S = 5.0
+
+
+class Alarm:
+    """Tells and hears of failures, on a communicator of its own."""
+
+    def __init__(self, comm: MPI.Intracomm):
+        self._comm = comm.Dup()
+        self._rung = False
+
+    def ring(self) -> None:
+        """Tell every other rank."""
+        self._rung = True
+        for rank in range(self._comm.Get_size()):
+            if rank != self._comm.Get_rank():
+                self._comm.Isend(np.zeros(0, np.uint8), rank, TAG)
+
+    def check(self) -> None:
+        """Raise Aborted if another rank has failed."""
+        status = MPI.Status()
+        if not self._rung and self._comm.Iprobe(MPI.ANY_SOURCE, TAG, status):
+            self._rung = True
+            raise Aborted(f"rank {status.Get_source()} failed")
+
+    def leave(self, code: int) -> None:
+        """End this process together with all others; does not return."""
+        everyone, end = self._comm.Ibarrier(), time.monotonic() + PATIENCE_S
+        while not everyone.Test():
+            if time.monotonic() > end:
+                self._comm.Abort(code)
+            time.sleep(1e-3)
+        exit_now = threading.Timer(PATIENCE_S, os._exit, (code,))  # MPI_Finalize may wait for messages that nobody will take
+        exit_now.daemon = True
+        exit_now.start()
+        MPI.Finalize()
+        os._exit(code)

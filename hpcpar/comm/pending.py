@@ -1,0 +1,109 @@
+"""A message or collective on its way, and how a rank waits for it.
+
+    post ----------- test, test, ... ----------- complete        one event: post to complete
+                                 wait +++++++++++++++            a second one, only where the rank stood still
+
+Waiting polls: on ranks that outnumber the cores it sleeps between polls, so that a waiting rank leaves its core to one that computes.
+Every wait ends: by the message, or by a timeout that says what was missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+NAP_S = 20e-6  # with the system's timer slack this sleeps 70 to 120 us
+SPINS = 200  # polls before the first nap
+
+
+class Record(Protocol):
+    """Writes one event of a trace; times in ns; facts are operation, axis, peer, bytes, stage and microbatch."""
+
+    def __call__(self, kind: str, start: int, end: int, **facts: Any) -> None: ...
+
+
+class Overdue(Exception):
+    """A wait lasted longer than run.timeout_s."""
+
+
+class Waiter:
+    """How this rank waits: `naps` between polls or not, for at most `timeout_s`."""
+
+    def __init__(self, naps: bool, timeout_s: float, check: Callable[[], None]):
+        self.naps = naps
+        self.timeout_s = timeout_s
+        self.check = check  # raises if another rank has failed
+
+    def until(self, done: Callable[[], bool], what: Callable[[], str]) -> None:
+        """Poll until done; raises Overdue, which says `what` was awaited, and Aborted if another rank has failed."""
+        polls, end = 0, time.perf_counter() + self.timeout_s
+        while not done():
+            polls += 1
+            if polls > SPINS:
+                if self.naps:
+                    time.sleep(NAP_S)
+                if polls % 64:
+                    continue
+                self.check()
+                if time.perf_counter() > end:
+                    raise Overdue(f"waited {self.timeout_s:g} s (run.timeout_s) for {what()}")
+
+
+class Pending:
+    """One non-blocking operation: `test` and `wait`, each of which may complete it."""
+
+    __slots__ = ("_array", "_done", "_finish", "_outstanding", "_record", "_request", "_start", "_waiter", "facts", "kind")
+
+    def __init__(
+        self,
+        request: Any,
+        kind: str,
+        facts: dict[str, Any],
+        record: Record,
+        waiter: Waiter,
+        outstanding: list[Pending],
+        keep: Any,
+        finish: Callable[[], None] | None = None,
+        start: int | None = None,
+    ):
+        self.kind = kind
+        self.facts = facts
+        self._request = request
+        self._record = record
+        self._waiter = waiter
+        self._array = keep  # MPI reads or writes it until completion
+        self._finish = finish
+        self._start = time.perf_counter_ns() if start is None else start
+        self._done = False
+        self._outstanding = outstanding
+        outstanding.append(self)
+
+    def test(self) -> bool:
+        """Whether it is complete; lets MPI make progress."""
+        if not self._done and self._request.Test():
+            self._complete()
+        return self._done
+
+    def wait(self) -> None:
+        """Return when it is complete; the time that the rank stood still is an event of its own."""
+        if self.test():
+            return
+        start = time.perf_counter_ns()
+        self._waiter.until(self.test, self.describe)
+        self._record("wait", start, time.perf_counter_ns(), **self.facts)
+
+    def describe(self) -> str:
+        """What is awaited, in words."""
+        f = self.facts
+        peer = f" with rank {f['peer']}" if f.get("peer", -1) >= 0 else ""
+        where = f" of stage {f['stage']}, microbatch {f['microbatch']}" if f.get("stage", -1) >= 0 else ""
+        return f"{self.kind} {f.get('operation', '')}{peer}{where} ({f.get('bytes', 0)} bytes, axis {f.get('axis', '?')})"
+
+    def _complete(self) -> None:
+        self._done = True
+        if self._finish:
+            self._finish()
+        self._outstanding.remove(self)
+        self._array = None
+        self._record(self.kind, self._start, time.perf_counter_ns(), **self.facts)

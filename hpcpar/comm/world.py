@@ -1,0 +1,140 @@
+"""The MPI of a run: traced point-to-point transfers and collectives over groups of a mesh. Nothing else imports mpi4py for a run.
+
+    world = World(record=...)           every rank of the launch
+    group = world.group("dp")           a communicator of the ranks that `world.split` was told of
+
+Device arrays: the stream is synchronised before every MPI call, and the buffer is the array itself or a pinned host copy (device.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcpar.comm import device
+from hpcpar.comm.alarm import Alarm
+from hpcpar.comm.pending import Pending, Record, Waiter
+
+OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+
+
+def _unrecorded(kind: str, start: int, end: int, **facts: Any) -> None:
+    """Where no trace is wanted."""
+
+
+class Group:
+    """The ranks of one communicator; collectives on arrays, in place."""
+
+    def __init__(self, world: World, comm: MPI.Intracomm, axis: str, ranks: tuple[int, ...]):
+        self.world, self.comm, self.axis, self.ranks = world, comm, axis, ranks
+        self.size = len(ranks)
+        self.index = comm.Get_rank()
+
+    def allreduce_start(self, array: Any, op: str = "sum", operation: str = "allreduce", **facts: Any) -> Pending:
+        """Start the all-reduce of a contiguous array in place."""
+        world, start = self.world, time.perf_counter_ns()
+        buffer, finish = device.both_buffer(array, world.direct and world.reduces)
+        request, keep = self.comm.Iallreduce(MPI.IN_PLACE, buffer, OPS[op]), (buffer, array)
+        return self._pending(request, "collective", operation, array.nbytes, keep, finish, start, facts)
+
+    def allreduce(self, array: Any, op: str = "sum", operation: str = "allreduce", **facts: Any) -> Any:
+        """All-reduce in place and return the array."""
+        self.allreduce_start(array, op, operation, **facts).wait()
+        return array
+
+    def barrier(self) -> None:
+        """Wait for every rank of the group."""
+        start = time.perf_counter_ns()
+        self._pending(self.comm.Ibarrier(), "collective", "barrier", 0, None, None, start, {}).wait()
+
+    def gather(self, value: Any, root: int = 0) -> list[Any] | None:
+        """Small Python values of all ranks, on `root`: for set-up and checkpoints, not for a step."""
+        self.barrier()  # so that the blocking call below is short, and the wait for late ranks naps
+        return self.comm.gather(value, root)
+
+    def share(self, value: Any, root: int = 0) -> Any:
+        """A small Python value of `root`, on all ranks."""
+        self.barrier()
+        return self.comm.bcast(value, root)
+
+    def _pending(
+        self, request: Any, kind: str, operation: str, nbytes: int, keep: Any, finish: Any, start: int, facts: dict[str, Any]
+    ) -> Pending:
+        w = self.world
+        full = {"operation": operation, "axis": self.axis, "bytes": nbytes, **facts}
+        return Pending(request, kind, full, w.record, w.waiter, w.outstanding, keep, finish, start)
+
+
+class World(Group):
+    """All ranks of the run."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        record: Record = _unrecorded,
+        wait: str = "spin",
+        timeout_s: float = 600.0,
+        direct: bool = True,
+        reduces: bool = True,
+    ):
+        comm = MPI.COMM_WORLD.Dup() if comm is None else comm
+        self.record, self.direct, self.reduces = record, direct, reduces  # what MPI may do on device memory
+        self.outstanding: list[Pending] = []
+        self.rank = comm.Get_rank()
+        self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
+        super().__init__(self, comm, "world", tuple(range(comm.Get_size())))
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.node_ranks, self.node_rank = node.Get_size(), node.Get_rank()
+        node.Free()
+        self.cores = len(os.sched_getaffinity(0))
+        self.alarm = Alarm(comm)
+        self.waiter = Waiter(False, timeout_s, self.alarm.check)
+        self.set_waiting(wait)
+
+    def set_waiting(self, wait: str) -> None:
+        """How waiting ranks wait: "spin", "yield" (their core to others), or "auto": yield where ranks outnumber the cores they may use."""
+        self.waiter.naps = wait == "yield" or (wait == "auto" and self.node_ranks > self.cores)
+
+    def split(self, groups: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """Make the communicators of (axis, ranks) pairs; every rank names the same pairs, and makes those that it is in.
+
+        All ranks go through the pairs in one order, so that no two wait for each other in a circle.
+        """
+        for tag, (axis, ranks) in enumerate(sorted({(axis, tuple(ranks)) for axis, ranks in groups})):
+            if self.rank in ranks and (axis, ranks) not in self._groups:
+                inside = self.comm.Get_group().Incl(list(ranks))
+                self._groups[axis, ranks] = Group(self, self.comm.Create_group(inside, tag), axis, ranks)
+
+    def of(self, axis: str, ranks: Sequence[int]) -> Group:
+        """The group that `split` made of these ranks."""
+        return self._groups[axis, tuple(ranks)]
+
+    def send_start(self, array: Any, to: int, tag: int, operation: str, axis: str = "pp", **facts: Any) -> Pending:
+        """Start to send a contiguous array; it must not change until the send is complete."""
+        start = time.perf_counter_ns()
+        buffer = device.send_buffer(array, self.direct)
+        request = self.comm.Isend(buffer, to, tag)
+        full = {"operation": operation, "axis": axis, "peer": to, "bytes": array.nbytes, **facts}
+        return Pending(request, "send", full, self.record, self.waiter, self.outstanding, (buffer, array), None, start)
+
+    def receive_start(self, array: Any, source: int, tag: int, operation: str, axis: str = "pp", **facts: Any) -> Pending:
+        """Start to receive into a contiguous array; it holds the message once `wait` has returned."""
+        start = time.perf_counter_ns()
+        buffer, finish = device.receive_buffer(array, self.direct)
+        request = self.comm.Irecv(buffer, source, tag)
+        full = {"operation": operation, "axis": axis, "peer": source, "bytes": array.nbytes, **facts}
+        return Pending(request, "receive", full, self.record, self.waiter, self.outstanding, (buffer, array), finish, start)
+
+    def progress(self) -> None:
+        """Let MPI move what is on its way; called between operations, because MPI may move only while someone is inside it."""
+        for pending in tuple(self.outstanding):
+            pending.test()
+
+    def agree(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        return bool(self.allreduce(np.array([flag], np.int32), "max", "agree")[0])

@@ -1,0 +1,14 @@
+"""The two kinds of failure: what was asked for cannot be done, and everything else."""
+
+
+class PlanError(Exception):
+    """What was asked for is infeasible; the message carries the numbers, the reason and the remedy.
+
+    Said once, before step 1, in one line; the command exits with 2.
+    """
+
+    quiet = False  # true where another process says the same
+
+
+class Aborted(Exception):
+    """This rank stops because another one failed; the other one has said why."""

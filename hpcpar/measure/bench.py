@@ -1,0 +1,123 @@
+"""How fast a training step is, as ratios of figures taken in turn in one run: a loaded or slower machine moves both.
+
+step      arithmetic of a step / seconds          against the float32 matrix rate of this process
+trace     seconds of a step with the trace        against without
+scaling   seconds of a step of one rank alone     against all ranks together, with the same work a rank
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpcpar import config
+from hpcpar.comm.world import World
+from hpcpar.measure.rates import matrix_rate
+from hpcpar.nn.describe import step_flops
+from hpcpar.run import settings
+from hpcpar.run.recorder import Recorder
+from hpcpar.run.synchronous import Synchronous
+from hpcpar.run.train import Session
+from hpcpar.trace.writer import Writer
+
+MODEL = {"layers": 6, "width": 384, "heads": 6, "context": 256, "vocabulary": 256}
+BATCH = 8  # samples a rank
+
+
+def trainer_of(world: World, dp: int = 1, **plan: Any) -> Synchronous:
+    """The benchmark's model on this rank, one thread a rank, on real text."""
+    tables = {
+        "model": MODEL,
+        "plan": {"dp": dp, **plan},
+        "train": {"batch": BATCH * dp, "precision": "float32"},
+        "run": {"threads": 1, "trace": "off"},
+    }
+    settings.keep_memory()
+    trainer = Session(config.build(tables), world, Recorder()).trainer
+    assert isinstance(trainer, Synchronous)
+    return trainer
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds that a call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def step(world: World, rounds: int = 9) -> dict[str, float]:
+    """The step's arithmetic as a fraction of the matrix rate, each measured `rounds` times in turn."""
+    trainer = trainer_of(world)
+    trainer.step()
+    rates, seconds = [], []
+    for _ in range(rounds):
+        rates.append(matrix_rate("float32"))
+        seconds.append(timed(trainer.step))
+    rates.append(matrix_rate("float32"))
+    flops, s = step_flops(trainer.config.model, BATCH), statistics.median(seconds)
+    beside = [f / t for t, f in zip(seconds, [flops] * rounds, strict=True)]
+    ratios = [b / ((x + y) / 2) for b, x, y in zip(beside, rates, rates[1:], strict=False)]
+    return {
+        "step_s": s,
+        "step_flops": flops,
+        "step_flops_per_s": flops / s,
+        "matrix_flops_per_s": statistics.median(rates),
+        "fraction": statistics.median(ratios),
+        "fraction_min": min(ratios),
+        "fraction_max": max(ratios),
+        "tokens_per_s": BATCH * MODEL["context"] / s,
+    }
+
+
+def trace(world: World, rounds: int = 12) -> dict[str, float]:
+    """What the trace costs: the median over pairs of a step with it and one without."""
+    trainer = trainer_of(world, microbatches=4)
+    recorder = trainer.recorder
+    with tempfile.TemporaryDirectory() as folder, Writer(Path(folder), 0, 1, {}) as writer:
+
+        def step(traced: bool) -> float:
+            recorder.writer = writer if traced else None
+
+            def whole() -> None:
+                trainer.step()
+                recorder.flush()
+
+            return timed(whole)
+
+        step(False)
+        pairs = [(step(True), step(False)) if i % 2 else tuple(reversed((step(False), step(True)))) for i in range(rounds)]
+        recorder.writer = None
+        start = time.perf_counter_ns()
+        calls = 20000
+        for _ in range(calls):
+            writer.record(1, start, start, 0, 0, 0)
+        cost = (time.perf_counter_ns() - start) / calls
+    return {
+        "with_s": statistics.median(p[0] for p in pairs),
+        "without_s": statistics.median(p[1] for p in pairs),
+        "overhead": statistics.median(a / b for a, b in pairs) - 1,
+        "record_ns": cost,
+    }
+
+
+def scaling(world: World, alone: World, rounds: int = 7) -> dict[str, float]:
+    """Weak scaling: the step of rank 0 alone over that of all ranks in data parallelism, in turn; collective."""
+    solo, joint = trainer_of(alone), trainer_of(world, dp=world.size)
+    solo.step()
+    joint.step()
+    pairs = []
+    for _ in range(rounds):
+        one = timed(solo.step) if world.rank == 0 else 0.0
+        world.barrier()
+        pairs.append((one, timed(joint.step)))
+        world.barrier()
+    return {
+        "ranks": world.size,
+        "alone_s": statistics.median(p[0] for p in pairs),
+        "together_s": statistics.median(p[1] for p in pairs),
+        "efficiency": statistics.median(a / b for a, b in pairs),
+    }

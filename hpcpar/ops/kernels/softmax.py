@@ -1,0 +1,135 @@
+"""Softmax of attention's tiles and of the loss: a row's largest, exponentials and sum, while it is in the first cache.
+
+Columns that a row does not see are set to -inf, so that every row of a tile runs the same, unmasked loops over all of its columns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpcpar.ops.kernels.scalar import exp, fma, kernel, larger, summing
+
+BLOCK = 512  # exponentials of the loss held at a time
+
+
+@kernel()
+def _largest(x):
+    top = x[0]
+    for i in range(1, x.size):
+        top = larger(top, x[i])
+    return top
+
+
+@summing()
+def _sum(x):
+    total = x.dtype.type(0)
+    for i in range(x.size):
+        total += x[i]
+    return total
+
+
+@summing()
+def _dot(a, b):
+    total = a.dtype.type(0)
+    for i in range(a.size):
+        total += a[i] * b[i]
+    return total
+
+
+@kernel()
+def tile_forward(s, lse, first, scale):
+    """s (n, R, C) scores of rows first .. first + R -> probabilities in place; lse (n, T) is written at these rows."""
+    number = s.dtype.type
+    factor, hidden = number(scale), number(-np.inf)
+    for n in range(s.shape[0]):
+        for r in range(s.shape[1]):
+            row = s[n, r]
+            row[first + r + 1 :] = hidden
+            shift = -(_largest(row) * factor)
+            for i in range(row.size):
+                row[i] = exp(fma(row[i], factor, shift))
+            total = _sum(row)
+            share = number(1) / total
+            for i in range(row.size):
+                row[i] *= share
+            lse[n, first + r] = np.log(total) - shift
+
+
+@kernel()
+def tile_backward(s, dp, lse, d, first, scale):
+    """s (n, R, C) scores -> p, dp -> ds = p (dp - d) scale, in place; lse, d (n, T)."""
+    factor, hidden = s.dtype.type(scale), s.dtype.type(-np.inf)
+    for n in range(s.shape[0]):
+        for r in range(s.shape[1]):
+            row, to = s[n, r], dp[n, r]
+            row[first + r + 1 :] = hidden
+            shift, dot = -lse[n, first + r], d[n, first + r]
+            for i in range(row.size):
+                p = exp(fma(row[i], factor, shift))
+                row[i] = p
+                to[i] = (to[i] - dot) * (p * factor)
+
+
+@kernel()
+def add_heads(total, product):
+    """total (n, T, K) += product (n, M, C, K) summed over M, on the first C rows."""
+    columns = product.shape[2]
+    for n in range(total.shape[0]):
+        to = total[n, :columns].reshape(-1)
+        for m in range(product.shape[1]):
+            part = product[n, m].reshape(-1)
+            for i in range(to.size):
+                to[i] += part[i]
+
+
+@kernel()
+def row_dots(a, b, ab, at, ah, bb, bt, bh, width, d):
+    """d (B, H, T) = sum of a b over K, of the spans of (B, T, H, K) with strides in elements (ab, at, ah, 1) and (bb, bt, bh, 1)."""
+    for n in range(d.shape[0]):
+        for t in range(d.shape[2]):
+            for h in range(d.shape[1]):
+                i, j = n * ab + t * at + h * ah, n * bb + t * bt + h * bh
+                d[n, h, t] = _dot(a[i : i + width], b[j : j + width])
+
+
+@kernel()
+def _exponentials(x, shift, y):
+    for i in range(x.size):
+        y[i] = exp(x[i] + shift)
+
+
+@kernel()
+def loss_forward(logits, labels, lse):
+    """logits (N, V), labels (N,) -> lse (N,) float64 and the sum of lse - logits[label] over rows with a label."""
+    v = logits.shape[1]
+    e = np.empty(min(v, BLOCK), logits.dtype)
+    loss = 0.0
+    for r in range(logits.shape[0]):
+        row = logits[r]
+        top = _largest(row)
+        total = 0.0
+        for a in range(0, v, BLOCK):
+            part = e[: min(BLOCK, v - a)]
+            _exponentials(row[a : a + part.size], -top, part)
+            total += _sum(part)
+        lse[r] = np.float64(top) + np.log(total)
+        if labels[r] >= 0:
+            loss += lse[r] - row[labels[r]]
+    return loss
+
+
+@kernel()
+def loss_backward(logits, lse, labels, scale):
+    """logits (N, V) -> scale (softmax - onehot) in place, 0 in ignored rows."""
+    number = logits.dtype.type
+    factor = number(scale)
+    for r in range(logits.shape[0]):
+        row = logits[r]
+        if labels[r] < 0:
+            row[:] = number(0)
+            continue
+        high = number(lse[r])  # lse in two parts: the first difference is exact where it matters
+        low = number(lse[r] - high)
+        for i in range(row.size):
+            row[i] = exp((row[i] - high) - low) * factor
+        row[labels[r]] -= factor

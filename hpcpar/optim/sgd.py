@@ -1,0 +1,48 @@
+"""Stochastic gradient descent with momentum and decoupled weight decay.
+
+    g <- scale g
+    m <- momentum m + g
+    w <- (1 - lr decay) w - lr m
+
+Loshchilov and Hutter 2019, "Decoupled weight decay regularization", algorithm 1: the decay enters neither the gradient nor the momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hpcpar.ops import update
+from hpcpar.optim.segments import Segment
+
+if TYPE_CHECKING:
+    from hpcpar.config import Train
+
+
+@dataclass(frozen=True)
+class SGD:
+    """The rule; its state is the `momentum`."""
+
+    momentum: float
+    weight_decay: float
+
+    names: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    @classmethod
+    def of(cls, train: Train) -> SGD:
+        """The rule of a description."""
+        return cls(train.momentum, train.weight_decay)
+
+    def state(self, n: int, xp: Any, dtype: Any) -> dict[str, Any]:
+        """The state of n elements before the first update: {name: zeros (n,)} of the array module xp."""
+        return {name: xp.zeros(n, dtype) for name in self.names}
+
+    def step(self, w: Any, g: Any, state: dict[str, Any], segments: Sequence[Segment], t: int, lr: float, scale: float) -> None:
+        """Update w (n,) and the state in place with the gradient scale x g (n,), which is used up; the same for every update t."""
+        m = state["momentum"]
+        for start, stop, decayed in segments:
+            part = slice(start, stop)
+            if decayed and self.weight_decay:
+                w[part] *= 1.0 - lr * self.weight_decay  # here, as the pass of the ops adds its decay to the gradient
+            update.sgd(w[part], g[part], m[part], lr, self.momentum, 0.0, scale)

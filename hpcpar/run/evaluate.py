@@ -1,0 +1,59 @@
+"""Held-out loss: forwards alone, through the same stages and messages as training."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from hpcpar.nn.context import Microbatch
+from hpcpar.run.feed import on_device
+from hpcpar.run.trainer import Trainer
+
+
+def evaluate(trainer: Trainer, samples: int) -> tuple[float, int]:
+    """Mean loss in nats over the unmasked labels of the first `samples` held-out samples, and their number; collective."""
+    corpus, pipeline = trainer.feed.corpus, trainer.pipeline
+    replicas, start = pipeline.mesh.size("dp"), time.perf_counter_ns()
+    samples = min(samples, corpus.held_samples)
+    mine = np.arange(pipeline.replica, samples, replicas)
+    work = _Held(trainer, mine)
+    trainer.executor.run(pipeline.forward_actions(work.count), work)
+    sums = np.array([math.fsum(trainer.executor.losses.values()), 0.0])
+    trainer.executor.losses.clear()
+    if any(p.stage.last for p in trainer.parts.values()) and pipeline.counts_losses:
+        sums[1] = sum(int(np.count_nonzero(corpus.held_out(int(i), 1)[1] >= 0)) for i in mine)
+    if trainer.world.size > 1:
+        trainer.world.allreduce(sums, "sum", "loss")
+    trainer.recorder.compute("evaluate", start)
+    return (float(sums[0] / sums[1]) if sums[1] else 0.0), int(sums[1])
+
+
+class _Held:
+    """Held-out samples in microbatches of the training size; a short last one is filled up with samples whose labels are masked."""
+
+    def __init__(self, trainer: Trainer, chosen: np.ndarray):
+        self._trainer, self._chosen = trainer, chosen
+        self._size = trainer.feed.size
+        self.count = -(-len(chosen) // self._size)
+
+    def _take(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = [self._trainer.feed.corpus.held_out(int(i), 1) for i in self._chosen[k * self._size : (k + 1) * self._size]]
+        ids, labels = (np.concatenate([r[n] for r in rows]) for n in (0, 1))
+        short = self._size - len(rows)
+        if short:
+            ids = np.concatenate([ids, np.zeros((short, ids.shape[1]), ids.dtype)])
+            labels = np.concatenate([labels, np.full((short, ids.shape[1]), -1, labels.dtype)])
+        return ids, labels.reshape(-1)
+
+    def microbatch(self, k: int) -> Microbatch:
+        t = self._trainer
+        return Microbatch(t.frame, self._size, t.config.model.context, t.steps, 0, False)
+
+    def ids(self, k: int) -> Any:
+        return on_device(self._take(k)[0], self._trainer.xp)
+
+    def labels(self, k: int) -> Any:
+        return on_device(self._take(k)[1], self._trainer.xp)

@@ -1,0 +1,78 @@
+"""The folder of a run: config.toml, metrics.jsonl, summary.json; written by rank 0.
+
+A resumed run keeps the lines of the steps before it, each step once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from hpcpar import config as configuration
+from hpcpar.config import Config
+from hpcpar.errors import PlanError
+
+METRICS, SUMMARY, CONFIG = "metrics.jsonl", "summary.json", "config.toml"
+
+
+class Output:
+    """Rank 0's files in `folder`; `after` is the step that a resumed run goes on from, None for a new run."""
+
+    def __init__(self, folder: Path, config: Config, after: int | None):
+        self.folder = folder
+        self.lines: list[dict[str, Any]] = []
+        path = folder / METRICS
+        if after is not None and path.exists():
+            self.lines = [line for line in read_metrics(folder) if line["step"] <= after]
+        path.write_text("".join(_text(line) for line in self.lines))
+        self._metrics = path.open("a")
+        configuration.save(config, folder / CONFIG)
+
+    def step(self, line: dict[str, Any]) -> None:
+        """Append a step's line; it is in the file when this returns."""
+        self.lines.append(line)
+        self._metrics.write(_text(line))
+        self._metrics.flush()
+
+    def summary(self, fields: dict[str, Any]) -> None:
+        """Write summary.json, whole or not at all."""
+        fresh = self.folder / f".{SUMMARY}.new"
+        fresh.write_text(json.dumps(_finite(fields), indent=1) + "\n")
+        fresh.replace(self.folder / SUMMARY)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._metrics.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last one that was cut short by a kill is left out."""
+    out = []
+    for text in (folder / METRICS).read_text().splitlines():
+        try:
+            out.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return out
+
+
+def refuse_overwriting(folder: Path) -> None:
+    """Raise PlanError if the folder holds a run."""
+    if (folder / METRICS).exists():
+        steps = len((folder / METRICS).read_text().splitlines())
+        raise PlanError(f"--out {folder} already holds a run of {steps} steps; use --resume to go on with it, or another folder")
+
+
+def _text(line: dict[str, Any]) -> str:
+    return json.dumps(_finite(line)) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """What JSON can hold: a number that is not finite becomes null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,106 @@
+"""A run's state into a checkpoint and back: parameters and optimizer state in global form by name.
+
+    every rank writes the slices that it owns -> rank 0 writes the manifest and renames the folder when it is whole
+
+Of the replicas of a stage, replica i % dp writes parameter i, so that all of them write at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcpar import checkpoint
+from hpcpar.config import tables
+from hpcpar.errors import PlanError
+from hpcpar.layout import Layout
+from hpcpar.run.trainer import Trainer
+
+
+def checkpoints(folder: Path) -> Path:
+    """Where a run keeps its checkpoints."""
+    return folder / "checkpoints"
+
+
+def host_array(view: Any) -> np.ndarray:
+    """The array in host memory."""
+    return view if isinstance(view, np.ndarray) else view.get()
+
+
+def _owned(trainer: Trainer) -> Iterator[tuple[str, str, tuple[int, ...], tuple[slice, ...], np.ndarray]]:
+    p = trainer.pipeline
+    rule = trainer.config.train.optimizer
+    for part in trainer.parts.values():
+        kinds = {"weights": part.weights_by_name(), **{f"{rule}.{k}": v for k, v in part.state_by_name().items()}}
+        for i, (name, parameter) in enumerate(part.counted(p.rank).items()):
+            if i % p.mesh.size("dp") == p.replica:
+                slices = Layout(parameter.shape).slices(p.mesh, trainer.world.rank)
+                for kind, views in kinds.items():
+                    yield kind, name, parameter.shape, slices, host_array(views[name])
+
+
+def save(trainer: Trainer, folder: Path, keep: int) -> Path:
+    """Write the checkpoint of the state after `trainer.steps` steps; collective. Raises on every rank if one cannot write."""
+    world, start = trainer.world, time.perf_counter_ns()
+    temporary = world.share(checkpoint.prepare(checkpoints(folder), trainer.steps) if world.rank == 0 else None)
+    entry, problem = None, ""
+    try:
+        entry = checkpoint.write_part(temporary, world.rank, _owned(trainer))
+    except OSError as e:
+        problem = f"rank {world.rank}: {e}"
+    applied = {n: part.applied for part in trainer.parts.values() for n in part.counted(trainer.pipeline.rank)}
+    found = world.gather((entry, problem, applied))
+    final: Path | None = None
+    if found is not None:
+        problem = next((p for _, p, _ in found if p), "")
+        if not problem:
+            try:
+                fields = {
+                    "step": trainer.steps,
+                    "applied": {n: a for _, _, every in found for n, a in sorted(every.items())},
+                    "config": tables(trainer.config),
+                    "fingerprint": trainer.feed.corpus.fingerprint(),
+                }
+                final = checkpoint.commit(temporary, [e for e, _, _ in found if e is not None], **fields)
+                checkpoint.prune(checkpoints(folder), keep)
+            except OSError as e:
+                problem = str(e)
+    final, problem = world.share((final, problem))
+    trainer.recorder.compute("checkpoint", start)
+    if problem or final is None:
+        raise OSError(f"the checkpoint of step {trainer.steps} could not be written ({problem}); earlier ones are untouched")
+    return final
+
+
+def restore(trainer: Trainer, path: Path) -> None:
+    """Read weights and optimizer state of this rank's parts from a checkpoint of any plan; raises PlanError where it does not fit."""
+    at = checkpoint.open(path)
+    rule = trainer.config.train.optimizer
+    saved = at.fields.get("config", {})
+    for table in ("model",):
+        mine = tables(trainer.config)[table]
+        differ = [k for k in mine if saved.get(table, {}).get(k) != mine[k]]
+        if differ:
+            k = differ[0]
+            raise PlanError(
+                f"{path} was made with {table}.{k} = {saved.get(table, {}).get(k)}, not {mine[k]}; resume with the same {table}"
+            )
+    if at.fields.get("fingerprint") != trainer.feed.corpus.fingerprint():
+        raise PlanError(f"{path} was trained on other tokens than data.source gives here; resume with the same data or start a new --out")
+    if saved.get("train", {}).get("optimizer") != rule:
+        raise PlanError(f"{path} holds the state of {saved.get('train', {}).get('optimizer')}, train.optimizer = {rule}; use the same")
+    for part in trainer.parts.values():
+        for name, view in part.weights_by_name().items():
+            part.put(view, at.read("weights", name))
+        for kind, views in part.state_by_name().items():
+            for name, view in views.items():
+                part.put(view, at.read(f"{rule}.{kind}", name))
+        counts = {at.fields["applied"][name] for name in part.map.names}
+        if len(counts) > 1:
+            raise PlanError(f"{path}: the parameters of stage {part.index} had {sorted(counts)} updates; resume with the plan that made it")
+        part.applied = counts.pop()
+    trainer.resume(at.step)

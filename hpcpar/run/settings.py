@@ -1,0 +1,50 @@
+"""What a process sets for itself before it computes: BLAS threads, and memory that stays with it.
+
+Two ranks with two BLAS threads each on two cores ran twenty times slower than with one each, so a rank never takes more threads than
+it has cores: the cores of its affinity mask divided by the ranks of its node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from typing import Any
+
+from hpcpar.errors import PlanError
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
+
+def threads_for(wanted: int, node_ranks: int) -> int:
+    """BLAS threads of a rank: `wanted`, or for 0 the cores that it has; raises PlanError where that would oversubscribe a single rank."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if wanted > cores:
+        raise PlanError(f"run.threads = {wanted}, but this rank may use {cores} cores; use run.threads <= {cores}, or 0 for its share")
+    return wanted or max(1, cores // node_ranks)
+
+
+def set_threads(threads: int) -> dict[str, Any]:
+    """Set the threads of every BLAS in the process; returns what is recorded: threads and the libraries with their kernels."""
+    import numpy as np
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    np.ones((2, 2)) @ np.ones((2, 2))  # loads the library
+    threadpool_limits(threads)
+    blas = [
+        {k: i.get(k) for k in ("internal_api", "version", "architecture", "num_threads")}
+        for i in threadpool_info()
+        if i.get("user_api") == "blas"
+    ]
+    return {"threads": threads, "blas": blas}
+
+
+def keep_memory() -> bool:
+    """Tell glibc to keep freed memory: activations come and go every microbatch, and new pages cost more than the arithmetic on them."""
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    limit = 1 << 30
+    return bool(mallopt(M_MMAP_THRESHOLD, limit)) and bool(mallopt(M_TRIM_THRESHOLD, limit))

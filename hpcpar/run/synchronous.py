@@ -1,0 +1,145 @@
+"""Synchronous training: a step is one run through the schedule's lists, then one update.
+
+count unmasked labels -> F, B, messages, buckets -> norm, clip, update -> loss of all ranks
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hpcpar.nn.context import Microbatch
+from hpcpar.nn.gradients import Gradients
+from hpcpar.optim import coefficient, rate
+from hpcpar.parallel.norm import gradient_norm
+from hpcpar.parallel.tied import Exchange
+from hpcpar.run.part import Part
+from hpcpar.run.trainer import Result, Trainer
+
+
+class Synchronous(Trainer):
+    """Steps one after the other, each with a flush."""
+
+    _count = 0
+    _norm: float | None = None
+    _scale: float | None = None
+
+    def until(self, step: int) -> Iterator[Result]:
+        """Make the steps up to `step`, one by one."""
+        while self.steps < step:
+            yield self.step()
+
+    def step(self) -> Result:
+        """The next step of the run; collective."""
+        start, plan = time.perf_counter(), self.config.plan
+        self.recorder.begin(self.steps + 1)
+        self._samples.clear()
+        self.executor.losses.clear()
+        self._norm = None
+        for part in self.parts.values():
+            part.gradients.begin()
+            if part.buckets:
+                part.buckets.begin()
+        self._count = self._unmasked(plan.microbatches * plan.accumulate)
+        self.executor.run(self.pipeline.actions, self)
+        loss = self._loss()
+        self.steps += 1
+        return Result(loss, self._count, self._norm, self._scale is None, time.perf_counter() - start)
+
+    def _unmasked(self, microbatches: int) -> int:
+        """Labels that count, of the whole global batch."""
+        c = self.feed.corpus
+        if not c.ignore:
+            return self.config.train.batch * c.context
+        count = np.array([self.feed.unmasked(self.steps, microbatches)], np.int64)
+        group = self.pipeline.data_group
+        if group:
+            group.allreduce(count, "sum", "loss")
+        return int(count[0])
+
+    def _loss(self) -> float:
+        """The sum of the losses of all ranks over the number of unmasked labels."""
+        losses = self.executor.losses
+        total = 0.0
+        for k in sorted(losses):
+            total += losses[k]
+        sums = np.array([total])
+        if self.world.size > 1:
+            self.world.allreduce(sums, "sum", "loss")
+        return float(sums[0]) / self._count if self._count else 0.0
+
+    # what the executor asks for
+
+    def microbatch(self, k: int) -> Microbatch:
+        """Where microbatch k stands."""
+        return Microbatch(self.frame, self.feed.size, self.config.model.context, self.steps, self.feed.first(k))
+
+    def ids(self, k: int) -> Any:
+        """ids (B, T) of microbatch k."""
+        return self._taken(k, self.steps, k)[0]
+
+    def labels(self, k: int) -> Any:
+        """labels (B*T,) of microbatch k."""
+        return self._taken(k, self.steps, k)[1]
+
+    def scale(self, k: int) -> float:
+        """One over the unmasked labels of the global batch: never a mean of means."""
+        return 1.0 / self._count if self._count else 0.0
+
+    def gradients(self, part: Part, k: int) -> Gradients:
+        """The one buffer of a part; complete after the last microbatch whose weight gradient this rank makes."""
+        part.gradients.last = self.pipeline.final[part.index] == k
+        return part.gradients
+
+    def done(self, part: Part, k: int) -> None:
+        """Nothing is freed before the end of the step."""
+
+    def reduce(self, part: Part, version: int | None) -> None:
+        """D: most buckets left when they were full; whoever updates waits for them."""
+        if part.buckets:
+            part.buckets.start()
+        self.world.progress()
+
+    def tied(self, part: Part, version: int | None) -> None:
+        """T: sum the two uses of a tied weight that stands on two stages."""
+        peer = self.pipeline.tied_peer(part)
+        gradient = self._summed(part)
+        if not isinstance(peer, Part):
+            Exchange(self.world, gradient, peer, part.index).finish()
+        elif part.stage.first:  # both uses are on this rank: once, for both
+            other = self._summed(peer)
+            gradient += other
+            other[...] = gradient
+
+    @staticmethod
+    def _summed(part: Part) -> Any:
+        if part.buckets:
+            part.buckets.finish()
+        return part.gradients.by_name()["tokens.weight"]
+
+    def norm(self, part: Part, version: int | None) -> None:
+        """N: the norm is taken once for all parts, by the first update."""
+
+    def update(self, part: Part, version: int | None) -> None:
+        """U: apply the gradients, once the norm of all ranks' gradients is known."""
+        start = time.perf_counter_ns()
+        if self._norm is None:
+            self._settle()
+        part.advance(part.newest + 1, False, part.gradients, rate(self.config.train, self.steps), self._scale)
+        self.recorder.compute("update", start, part.index, version=part.newest)
+
+    def _settle(self) -> None:
+        """Wait for the sums, find the norm and what to do with it: the same on every rank."""
+        mine: dict[str, Any] = {}
+        for part in self.parts.values():
+            if part.buckets:
+                part.buckets.finish()
+            named = part.gradients.by_name()
+            mine.update({n: named[n] for n in part.counted(self.pipeline.rank)})
+        if self.watch:
+            self.watch({s: part.gradients.by_name() for s, part in self.parts.items()})
+        self._norm = gradient_norm(self.names, mine, self.pipeline.norm_group)
+        self._scale = coefficient(self._norm, self.config.train.clip) if self._count else None

@@ -1,0 +1,282 @@
+"""A training run, from its description to its folder: the same program on every rank.
+
+check -> build -> start or restore -> [ step, metrics, now and then evaluate and save ] -> evaluate, save, summary
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcpar import checkpoint
+from hpcpar.comm import device
+from hpcpar.comm.clock import offset_ns
+from hpcpar.comm.world import World
+from hpcpar.config import Config, tables
+from hpcpar.data import Corpus, Yardsticks
+from hpcpar.errors import PlanError
+from hpcpar.nn.describe import parameters
+from hpcpar.ops.warm import warm
+from hpcpar.optim import rate
+from hpcpar.run import feasible, host, saving, settings
+from hpcpar.run.asynchronous import Asynchronous
+from hpcpar.run.build import build, program_of
+from hpcpar.run.emulate import emulated
+from hpcpar.run.evaluate import evaluate
+from hpcpar.run.feed import Feed
+from hpcpar.run.output import Output, refuse_overwriting
+from hpcpar.run.progress import Progress
+from hpcpar.run.recorder import Recorder
+from hpcpar.run.synchronous import Synchronous
+from hpcpar.run.trainer import Result, Trainer
+from hpcpar.trace.index import write_index
+from hpcpar.trace.writer import Writer
+
+
+def agreed(world: World, work: Callable[[], Any]) -> Any:
+    """The result of `work`; if any rank refuses, all do, and rank 0 says the first refusal."""
+    out, problem = None, None
+    try:
+        out = work()
+    except PlanError as e:
+        problem = str(e)
+    problems = world.gather(problem)
+    first = world.share(next((p for p in problems if p is not None), None) if problems is not None else None)
+    if first is not None:
+        error = PlanError(first)
+        error.quiet = world.rank != 0
+        raise error
+    return out
+
+
+class Session:
+    """One start of a run on this rank: what `train` and the proofs build on."""
+
+    def __init__(self, config: Config, world: World, recorder: Recorder, folder: Path | None = None, resume: bool = False):
+        self.config, self.world, self.recorder = config, world, recorder
+        self.path: Path | None = None
+        self.said: list[str] = []
+        self.program, self.size = agreed(world, self._check)
+        if folder is not None:
+            agreed(world, lambda: self._prepare(folder, resume))
+        self.threads = settings.set_threads(agreed(world, lambda: settings.threads_for(config.run.threads, world.node_ranks)))
+        self.xp, self.verdict = agreed(world, self._device)
+        world.direct, world.reduces = self.verdict.direct, self.verdict.reduces
+        self.corpus: Corpus = agreed(world, lambda: Corpus.of(config.data, config.model, config.train.seed))
+        self._same_data()
+        self._warm()
+        self.pipeline = build(config, world, self.program, self.xp)
+        if config.train.emulate:
+            emulated(self.pipeline, config.train.emulate)
+        feed = Feed(self.corpus, config.train.batch, self.size, self.pipeline.replica, config.plan.dp)
+        kind = Synchronous if self.program.schedule.synchronous else Asynchronous
+        self.trainer: Trainer = kind(config, self.pipeline, feed, recorder, self.xp)
+        if self.path:
+            path = self.path
+            agreed(world, lambda: saving.restore(self.trainer, path))
+        else:
+            self.trainer.start()
+
+    def _check(self) -> tuple[Any, int]:
+        feasible.check_model(self.config.model)
+        feasible.check_plan(self.config.plan, self.world.size)
+        return program_of(self.config), feasible.microbatch_size(self.config)
+
+    def _prepare(self, folder: Path, resume: bool) -> None:
+        """Rank 0 looks after the folder and finds what to resume from."""
+        if self.world.rank == 0:
+            feasible.check_folder(folder)
+            if not resume:
+                refuse_overwriting(folder)
+        if resume:
+            found, said = checkpoint.newest_intact(saving.checkpoints(folder)) if self.world.rank == 0 else (None, [])
+            self.path, self.said = self.world.share((found, said))
+
+    def _device(self) -> tuple[Any, device.Verdict]:
+        if self.config.run.device == "cpu":
+            return np, device.Verdict(True, "host memory", True)
+        device.select_device(self.world.node_rank)
+        import cupy
+
+        verdict = device.gpu_aware(self.config.run.gpu_aware) if self.world.rank == 0 else None
+        return cupy, self.world.share(verdict)
+
+    def _same_data(self) -> None:
+        prints = self.world.gather(self.corpus.fingerprint())
+        odd = next((r for r, p in enumerate(prints) if p != prints[0]), None) if prints else None
+        odd = self.world.share(odd)
+        if odd is not None:
+            raise PlanError(
+                f"data.source = {self.config.data.source!r} holds other tokens on rank {odd} than on rank 0; use one copy of it"
+            )
+
+    def _warm(self) -> None:
+        """Compile the kernels once a node: the others then load them."""
+        for first in (True, False):
+            if (self.world.node_rank == 0) == first:
+                warm(self.config.train.precision)
+            self.world.barrier()
+
+
+def train(
+    config: Config,
+    folder: Path,
+    resume: bool,
+    world: World,
+    recorder: Recorder,
+    measure: Callable[[], dict[str, Any]],
+    mpi: dict[str, Any],
+) -> dict[str, Any]:
+    """Train as described, into `folder`; returns the summary. Raises PlanError before step 1 where it cannot be.
+
+    `measure` finds what the machine can do (on rank 0, while the others wait); `mpi` is recorded.
+    """
+    settings.keep_memory()
+    session = Session(config, world, recorder, folder, resume)
+    trainer, lead = session.trainer, world.rank == 0
+    after = trainer.steps if session.path else None
+    machine = world.share(measure() if lead else None)
+    if "matrix_flops_per_s_rank" in machine:  # of one rank while the others wait; ranks that share cores do not have it each
+        have = min(1.0, world.cores / (session.threads["threads"] * world.node_ranks)) if config.run.device == "cpu" else 1.0
+        machine["matrix_flops_per_s"] = machine["matrix_flops_per_s_rank"] * world.size * have
+    hosts = world.gather(host.host())
+    description = world.share(_description(config, session, hosts, machine, mpi) if lead else None)
+    out = None
+    if config.run.trace == "full":
+        recorder.writer = agreed(world, lambda: Writer(folder, world.rank, world.size, description, after))
+        if lead:
+            write_index(folder, world.size, description)
+        local, offset, _ = offset_ns(world)
+        recorder.writer.clock(local, -offset)
+    world.record = recorder.message
+    for part in trainer.parts.values():
+        for kind, held in part.held_bytes().items():
+            recorder.memory(kind, held)
+    progress = Progress(trainer.steps, config.train.steps, config.run.log_every, lead)
+    if lead:
+        out = Output(folder, config, after)
+        _greet(progress, session, resume)
+    try:
+        _steps(session, out, progress, folder)
+        summary = _finish(session, out, progress, folder)
+    finally:
+        progress.close()
+    return summary
+
+
+def drains(config: Config, step: int) -> int:
+    """The next step after `step` at which the run evaluates, saves or ends: where an asynchronous pipeline is drained."""
+    every = [n for n in (config.train.eval_every, config.run.checkpoint_every) if n]
+    return min([config.train.steps, *(n * (step // n + 1) for n in every)])
+
+
+def _steps(session: Session, out: Output | None, progress: Progress, folder: Path) -> None:
+    config, trainer, t = session.config, session.trainer, session.config.train
+    while trainer.steps < t.steps:
+        for result in trainer.until(drains(config, trainer.steps)):
+            _report(session, out, progress, result)
+            trainer.recorder.flush()
+        step = trainer.steps
+        if t.eval_every and step % t.eval_every == 0 and step < t.steps and not t.emulate:
+            loss, _ = evaluate(trainer, t.eval_samples)
+            trainer.recorder.metric("held_out_loss", loss)
+            progress.say(f"step {step}: held-out loss {loss:.4f}")
+        if config.run.checkpoint_every and step % config.run.checkpoint_every == 0 and step < t.steps:
+            saving.save(trainer, folder, config.run.keep_checkpoints)
+        trainer.recorder.flush()
+
+
+def _report(session: Session, out: Output | None, progress: Progress, result: Result) -> None:
+    trainer, t = session.trainer, session.config.train
+    step = trainer.steps
+    lr = rate(t, step - 1)
+    for name, value in (("loss", result.loss), ("grad_norm", result.grad_norm), ("tokens", result.tokens), ("seconds", result.seconds)):
+        if value is not None:
+            trainer.recorder.metric(name, value)
+    if result.skipped and result.tokens:
+        progress.say(f"step {step}: the gradient norm is not finite; the update is skipped on all ranks")
+    if out:
+        digest = session.corpus.digest((step - 1) * t.batch, t.batch)
+        line = {
+            "step": step,
+            "loss": result.loss,
+            "tokens": result.tokens,
+            "grad_norm": result.grad_norm,
+            "learning_rate": lr,
+            "seconds": result.seconds,
+            "digest": digest,
+        }
+        out.step({**line, "skipped": True} if result.skipped else line)
+        progress.step(step, result.loss, t.batch * session.config.model.context / result.seconds)
+
+
+def _finish(session: Session, out: Output | None, progress: Progress, folder: Path) -> dict[str, Any]:
+    config, trainer, world, t = session.config, session.trainer, session.world, session.config.train
+    held_out = None
+    if session.corpus.held_samples and not t.emulate:
+        held_out, _ = evaluate(trainer, t.eval_samples)
+    path = saving.save(trainer, folder, config.run.keep_checkpoints)
+    if trainer.recorder.writer:
+        local, offset, _ = offset_ns(world)
+        trainer.recorder.writer.clock(local, -offset)
+    peaks = world.gather(trainer.recorder.peaks)
+    trainer.recorder.close()
+    summary: dict[str, Any] = {}
+    if out and peaks is not None:
+        marks = Yardsticks.of(session.corpus, t.eval_samples) if held_out is not None else None
+        steady = out.lines[1:] or out.lines
+        summary = {
+            "losses": [line["loss"] for line in out.lines],
+            "held_out_loss": held_out,
+            "unigram_loss": marks.unigram_loss if marks else None,
+            "bigram_loss": marks.bigram_loss if marks else None,
+            "tokens": sum(line["tokens"] for line in out.lines),
+            "tokens_per_s": len(steady) * t.batch * config.model.context / max(1e-9, sum(line["seconds"] for line in steady)),
+            "parameters": sum(p.size for p in parameters(config.model).values()),
+            "weights_sha256": checkpoint.weights_sha256(path),
+            "peak_bytes": [dict(sorted(p.items())) for p in peaks],
+            "plan": tables(config)["plan"],
+        }
+        out.summary(summary)
+        out.close()
+        if marks:
+            progress.say(
+                f"held-out loss {held_out:.4f} nats a token (unigram {_number(marks.unigram_loss)}, bigram {_number(marks.bigram_loss)})"
+            )
+        progress.say(f"{trainer.steps} steps, {summary['tokens_per_s']:,.0f} tokens/s; {folder}")
+    world.barrier()
+    return summary
+
+
+def _number(value: float | None) -> str:
+    return "not counted" if value is None else f"{value:.4f}"
+
+
+def _description(config: Config, session: Session, hosts: Any, machine: Any, mpi: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "config": tables(config),
+        "hosts": hosts,
+        "versions": host.versions(),
+        "machine": {**machine, **session.threads},
+        "mpi": {**mpi, "direct": session.verdict.direct, "gpu_aware": session.verdict.reason},
+        "start_ns": time.time_ns(),
+    }
+
+
+def _greet(progress: Progress, session: Session, resume: bool) -> None:
+    config, p = session.config, session.config.plan
+    count = sum(x.size for x in parameters(config.model).values())
+    for text in session.said:
+        progress.say(text)
+    if resume and not session.path:
+        progress.say("no checkpoint to resume from: starting at step 1")
+    if session.path:
+        progress.say(f"resumed from {session.path}, after step {session.trainer.steps}")
+    progress.say(
+        f"{count:,} parameters, {session.world.size} ranks (dp {p.dp} x pp {p.pp}, {p.schedule}), {session.threads['threads']} threads each"
+    )
+    progress.say(str(session.corpus))

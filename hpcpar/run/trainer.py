@@ -1,0 +1,62 @@
+"""What a rank of any training run has: its parts, its executor, its place in the data, and how many steps are done."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpcpar.config import Config
+from hpcpar.nn.context import Frame
+from hpcpar.nn.describe import parameters
+from hpcpar.run.build import Pipeline
+from hpcpar.run.executor import Executor
+from hpcpar.run.feed import Feed, on_device
+from hpcpar.run.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a step came to: the same on every rank. The norm is None where a schedule has no common version to take it of."""
+
+    loss: float
+    tokens: int  # labels that count
+    grad_norm: float | None
+    skipped: bool
+    seconds: float
+
+
+class Trainer(ABC):
+    """This rank's part of a run; `until` makes steps."""
+
+    def __init__(self, config: Config, pipeline: Pipeline, feed: Feed, recorder: Recorder, xp: Any):
+        self.config, self.pipeline, self.feed, self.recorder, self.xp = config, pipeline, feed, recorder, xp
+        self.world, self.parts = pipeline.world, pipeline.parts
+        self.frame = Frame.of(config.model, config.train.seed, xp, config.train.precision)
+        self.names = list(parameters(config.model))
+        self.steps = 0
+        self.watch: Callable[[dict[int, dict[str, Any]]], None] | None = None  # sees {stage: {name: gradient}} before each update
+        shape = (feed.size * config.model.context, config.model.width)
+        self.executor = Executor(self.world, self.parts, pipeline.peer, recorder, shape, lambda s: xp.empty(s, config.train.precision))
+        self._samples: dict[int, tuple[Any, Any]] = {}
+
+    @abstractmethod
+    def until(self, step: int) -> Iterator[Result]:
+        """Make the steps up to `step`, at which the pipeline is drained; collective."""
+
+    def start(self) -> None:
+        """Set the first weights."""
+        for part in self.parts.values():
+            part.start(self.config.train.seed)
+
+    def resume(self, steps: int) -> None:
+        """The weights are those after `steps` steps."""
+        self.steps = steps
+
+    def _taken(self, k: int, step: int, microbatch: int) -> tuple[Any, Any]:
+        """ids (B, T) and labels (B*T,) on the device, kept under `k` from the forward to the backward."""
+        if k not in self._samples:
+            ids, labels = self.feed.take(step, microbatch)
+            self._samples[k] = on_device(ids, self.xp), on_device(labels, self.xp)
+        return self._samples[k]

@@ -1,0 +1,131 @@
+"""What a trace holds: the kinds of events and the types of its tables, for real and for predicted runs alike.
+
+    trace.h5           the index: an external link to each rank's file, by its name relative to the folder
+    trace.00003.h5     rank 3
+      description      JSON         config, hosts, versions, machine, mpi
+      sessions         SESSION      where each start of the run begins (a resumed run has several)
+      events           EVENT        in the order of recording
+      memory           MEMORY       bytes held, by kind
+      metrics          METRIC       a value a step, by name
+      clock            CLOCK        what to add to this rank's clock to get the clock of the run
+
+Meaning of an event. F, I, W, B (I and W together), RECOMPUTE, UPDATE, EVALUATE: the rank computes. They are serial on a rank and may nest
+(a RECOMPUTE inside a B): time belongs to the innermost. WAIT: the rank stands still until a message or a collective is complete; it is
+serial too and may lie inside a compute event. SEND, RECEIVE and COLLECTIVE span from the post to the completion and may overlap everything;
+a blocking call that lies inside a compute event is given a WAIT of the same span, since nothing else tells it from a hidden one.
+Enum values are never reused: a new name takes a new number at the end.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+VERSION = 1
+
+
+class Kind(IntEnum):
+    """What a rank did. No kind is 0: a row of zeros is not an event."""
+
+    F = 1
+    I = 2
+    W = 3
+    B = 4
+    RECOMPUTE = 5
+    UPDATE = 6
+    SEND = 7
+    RECEIVE = 8
+    COLLECTIVE = 9
+    WAIT = 10
+    COPY = 11
+    IO = 12
+    CHECKPOINT = 13
+    EVALUATE = 14
+
+
+class Operation(IntEnum):
+    """What was sent, reduced or waited for."""
+
+    NONE = 0
+    ACTIVATION = 1
+    GRADIENT = 2
+    ALLREDUCE = 3
+    BROADCAST = 4
+    REDUCE_SCATTER = 5
+    ALLGATHER = 6
+    ALLTOALL = 7
+    BARRIER = 8
+    TIED = 9
+    NORM = 10
+    LOSS = 11
+    REDUCE = 12
+    GATHER = 13
+    SCATTER = 14
+    TO_DEVICE = 15
+    TO_HOST = 16
+    AGREE = 17
+
+
+class Axis(IntEnum):
+    """The mesh axis along which the partners of a message lie."""
+
+    NONE = 0
+    PP = 1
+    DP = 2
+    CP = 3
+    TP = 4
+    EP = 5
+    WORLD = 6
+    TIED = 7
+    NODE = 8
+
+
+COMPUTE = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.RECOMPUTE, Kind.UPDATE, Kind.EVALUATE)
+PIPELINE = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.RECOMPUTE)  # the compute that a pipeline's bubble is measured against
+
+# start and end in ns; -1 where stage, microbatch, version or peer has no meaning; `sequence` is the row's number, from 1: a row with
+# another one belongs to a block that was not written whole.
+EVENT = np.dtype(
+    [
+        ("start", "i8"),
+        ("end", "i8"),
+        ("kind", "u1"),
+        ("operation", "u1"),
+        ("axis", "u1"),
+        ("stage", "i2"),
+        ("microbatch", "i4"),
+        ("version", "i4"),
+        ("step", "i4"),
+        ("peer", "i4"),
+        ("bytes", "i8"),
+        ("sequence", "i8"),
+    ]
+)
+MEMORY = np.dtype([("time", "i8"), ("step", "i4"), ("kind", "S24"), ("bytes", "i8")])
+METRIC = np.dtype([("step", "i4"), ("name", "S32"), ("value", "f8")])
+CLOCK = np.dtype([("local_ns", "i8"), ("offset_ns", "i8"), ("session", "i4")])
+SESSION = np.dtype([("events", "i8"), ("memory", "i8")])  # the number of the first row
+
+TABLES = {"events": EVENT, "memory": MEMORY, "metrics": METRIC, "clock": CLOCK, "sessions": SESSION}
+ENUMS = {"kind": Kind, "operation": Operation, "axis": Axis}
+
+
+def stored(table: str) -> np.dtype[Any]:
+    """The type of a table in the file: the enums of an event are HDF5 enums, so that `h5dump` shows names."""
+    import h5py
+
+    plain = TABLES[table]
+    if table != "events":
+        return plain
+    named = {field: h5py.enum_dtype({e.name: e.value for e in enum}, basetype="u1") for field, enum in ENUMS.items()}
+    return np.dtype([(name, named.get(name, plain[name])) for name in plain.names or ()])
+
+
+def file_name(rank: int) -> str:
+    """The name of a rank's file in the folder of a run."""
+    return f"trace.{rank:05d}.h5"
+
+
+INDEX = "trace.h5"

@@ -1,0 +1,181 @@
+"""The writer of one rank's trace: recording appends a tuple to a list; `flush` writes all of them as one block.
+
+    record -> [(start, end, kind, ...), ...] -> flush, at every step -> events (n,) EVENT in trace.00003.h5
+
+HDF5's default format with a flush at every step: a process that is killed leaves a file that reads up to its last flush.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcpar.errors import PlanError
+from hpcpar.trace import schema
+from hpcpar.trace.reader import RankFile
+
+CHUNK = 1024  # rows; a flush rewrites the last chunk, so it is small
+
+
+class Writer:
+    """Writes `folder`/trace.NNNNN.h5 for one of `ranks` ranks.
+
+    `description` is the complete description of the run: config, hosts (one a rank), versions, machine, mpi; anything that JSON holds.
+    `after = n` goes on with the file of a run that is resumed after step n: later steps are dropped from it first. The file of another plan
+    is kept beside, as trace.NNNNN.until-step<n>.h5. Raises PlanError for a file that cannot be read or a folder that cannot be written.
+
+    `step` is what the following events belong to; set it when a step begins. Times are nanoseconds of any clock that this rank uses
+    throughout, such as `time.perf_counter_ns`.
+    """
+
+    def __init__(self, folder: str | Path, rank: int, ranks: int, description: Mapping[str, Any], after: int | None = None):
+        self.path = Path(folder) / schema.file_name(rank)
+        self.step = 0
+        self._events: list[tuple[Any, ...]] = []
+        self._memory: list[tuple[Any, ...]] = []
+        self._metrics: list[tuple[Any, ...]] = []
+        self._clock: list[tuple[Any, ...]] = []
+        self._append = self._events.append
+        self._latest = 0  # the end of the last event that was flushed
+        kept = None if after is None else _kept(self.path, after, ranks, description)
+        try:
+            self._file = _create(self.path, rank, ranks, description, kept)
+        except OSError as e:
+            raise PlanError(f"cannot write {self.path}: {e.strerror or e}") from None
+        self._session = len(self._file["sessions"]) - 1
+        self._tables = {name: _Table(self._file[name], dtype) for name, dtype in schema.TABLES.items()}
+
+    def record(
+        self,
+        kind: int,
+        start: int,
+        end: int,
+        stage: int = -1,
+        microbatch: int = -1,
+        version: int = -1,
+        operation: int = 0,
+        axis: int = 0,
+        peer: int = -1,
+        bytes: int = 0,
+    ) -> None:
+        """Record one event of the current step; start and end in ns."""
+        self._append((start, end, kind, operation, axis, stage, microbatch, version, self.step, peer, bytes, 0))
+
+    def memory(self, kind: str, bytes: int, time: int | None = None) -> None:
+        """Record the bytes that this rank holds of a kind ("stash", "parameters", "gradients", "optimizer", "device"); time in ns.
+
+        Without a time, the sample stands at the end of the latest event.
+        """
+        if time is None:
+            time = self._events[-1][1] if self._events else self._latest
+        self._memory.append((time, self.step, kind.encode(), bytes))
+
+    def metric(self, name: str, value: float) -> None:
+        """Record a value of the current step."""
+        self._metrics.append((self.step, name.encode(), value))
+
+    def clock(self, local_ns: int, offset_ns: int) -> None:
+        """Record that this rank's clock showed `local_ns` when the clock of the run showed `local_ns + offset_ns`."""
+        self._clock.append((local_ns, offset_ns, self._session))
+
+    def flush(self) -> None:
+        """Write what was recorded since the last flush; what is flushed survives a SIGKILL. Raises OSError (a full disk)."""
+        table = self._tables["events"]
+        events = table.taken(self._events)
+        if len(events):
+            events["sequence"] = np.arange(table.rows + 1, table.rows + len(events) + 1)
+            self._latest = int(events["end"][-1])
+        table.extend(events)
+        for name, rows in (("memory", self._memory), ("metrics", self._metrics), ("clock", self._clock)):
+            self._tables[name].extend(self._tables[name].taken(rows))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close; a second close does nothing."""
+        if self._file:
+            self.flush()
+            self._file.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Table:
+    """A table that grows. It goes to HDF5 below h5py's indexing, which would cost ten times as much for a block of a few rows."""
+
+    def __init__(self, dataset: Any, dtype: np.dtype[Any]):
+        self.rows, self._dtype = len(dataset), dtype
+        self._id, self._stored = dataset.id, dataset.id.get_type()
+
+    def taken(self, rows: list[tuple[Any, ...]]) -> np.ndarray:
+        """Take the rows out of a list. Another thread may append meanwhile: what it adds stays for the next time."""
+        n = len(rows)
+        out = np.array(rows[:n], self._dtype)
+        del rows[:n]
+        return out
+
+    def extend(self, block: np.ndarray) -> None:
+        """Write a block behind the rows that are there; it has the layout of the file, only without the names of the enums."""
+        if not len(block):
+            return
+        from h5py import h5s
+
+        first, self.rows = self.rows, self.rows + len(block)
+        self._id.set_extent((self.rows,))
+        there = self._id.get_space()
+        there.select_hyperslab((first,), (len(block),))
+        self._id.write(h5s.create_simple((len(block),)), there, block, self._stored)
+
+
+def _create(path: Path, rank: int, ranks: int, description: Mapping[str, Any], kept: dict[str, np.ndarray] | None) -> Any:
+    """A new file with the rows that are kept and one session more; it takes the place of the old one when it is whole."""
+    import h5py
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.new")
+    kept = kept or {name: np.empty(0, dtype) for name, dtype in schema.TABLES.items()}
+    kept["sessions"] = np.append(kept["sessions"], np.array([(len(kept["events"]), len(kept["memory"]))], schema.SESSION))
+    file = h5py.File(fresh, "w", locking=False)
+    file.attrs["schema"] = schema.VERSION
+    file.attrs["rank"], file.attrs["ranks"] = rank, ranks
+    file["description"] = json.dumps(description)
+    for name in schema.TABLES:
+        file.create_dataset(name, data=kept[name], dtype=schema.stored(name), maxshape=(None,), chunks=(CHUNK,))
+    file.flush()
+    os.replace(fresh, path)
+    return file
+
+
+def _kept(path: Path, after: int, ranks: int, description: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+    """The rows of an existing file up to step `after`; None if there is none or it is that of another plan."""
+    if not path.exists():
+        return None
+    try:
+        with RankFile(path) as old:
+            tables = {name: old.table(name) for name in schema.TABLES}
+            same = old.ranks == ranks and _plan(old.description) == _plan(json.loads(json.dumps(description)))
+    except PlanError as e:
+        raise PlanError(f"{e}; remove the file to resume without the trace of earlier steps") from None
+    if not same:
+        path.rename(path.with_name(f"{path.stem}.until-step{after}.h5"))
+        return None
+    for name in ("events", "memory", "metrics"):
+        stays = tables[name]["step"] <= after
+        if name in (schema.SESSION.names or ()):
+            before = np.concatenate([[0], np.cumsum(stays)])  # rows that stay, before each row
+            tables["sessions"][name] = before[np.minimum(tables["sessions"][name], len(stays))]
+        tables[name] = tables[name][stays]
+    tables["events"]["sequence"] = np.arange(1, len(tables["events"]) + 1)
+    return tables
+
+
+def _plan(description: Mapping[str, Any]) -> Any:
+    return description.get("config", {}).get("plan")
