@@ -22,7 +22,7 @@ from hpcpar.optim import coefficient, rate
 from hpcpar.parallel import tied
 from hpcpar.parallel.norm import norm_of, squares_of
 from hpcpar.run.part import Part
-from hpcpar.run.streams import flow_of, streamed
+from hpcpar.run.streams import Listed, flow_of, streamed
 from hpcpar.run.trainer import Result, Trainer
 from hpcpar.schedule.flow import Flow
 
@@ -41,7 +41,7 @@ class Open:
 class Asynchronous(Trainer):
     """One stage a rank, without flushes but at the drains."""
 
-    flow: Flow
+    flow: Flow | Listed
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)

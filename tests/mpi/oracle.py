@@ -25,12 +25,15 @@ from hpcpar.ops.update import square_sum
 from hpcpar.optim import OPTIMIZERS, rate
 
 
+RULES = {"pipedream": "stashing", "pipedream-vertical": "vertical", "pipedream-2bw": "2bw"}
+
+
 class Oracle:
     """Stages with all their versions."""
 
     def __init__(self, cfg: Any):
         self.cfg, p, t = cfg, cfg.plan, cfg.train
-        self.rule = {"pipedream": "stashing", "pipedream-vertical": "vertical", "pipedream-2bw": "2bw"}[p.schedule]
+        self.rule = RULES[p.schedule]
         self.replicas = p.replicas or (1,) * p.pp
         self.m = p.microbatches
         frame = Frame.of(cfg.model, t.seed, np, "float64")
