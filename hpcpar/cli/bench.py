@@ -26,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
         found: dict[str, Any] = {"step": bench.step(world), "trace": bench.trace(world)}
     else:
         world.set_waiting("yield")  # while one rank is timed alone, the others leave it the machine
-        found = {"scaling": bench.scaling(world, World(MPI.COMM_SELF.Dup()))}
+        alone = World(MPI.COMM_SELF.Dup())
+        found = {"scaling": bench.scaling(world, alone), "pipeline": bench.pipeline(world, alone)}
     if world.rank == 0:
         print(json.dumps(found) if args.json else "\n".join(_lines(found)))
     return 0
@@ -48,5 +49,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
         out.append(
             f"weak scaling on {w['ranks']} ranks of one thread: {w['efficiency']:.1%}  "
             f"(alone {w['alone_s']:.3f} s, together {w['together_s']:.3f} s)"
+        )
+    if q := found.get("pipeline"):
+        out.append(
+            f"1F1B over {q['ranks']} ranks, {q['microbatches']} microbatches: {q['over_closed_form']:+.1%} on the closed form of the step alone  "
+            f"(alone {q['alone_s']:.3f} s, together {q['together_s']:.3f} s)"
         )
     return out

@@ -26,7 +26,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--batches", type=int, default=4, metavar="N", help="updates from start to drain (pipedream-2bw)")
     parser.add_argument("--replicas", metavar="R,R,...", help="replicas a stage (pipedream), such as 3,2")
     parser.add_argument("--updates", choices=("lazy", "eager"), default="lazy", help="when an asynchronous update is made")
-    parser.add_argument("--clip", action="store_true", help="asynchronous updates wait for the gradient norm over all stages")
+    parser.add_argument("--clip", action="store_true", help="updates wait for the gradient norm over all stages")
     parser.add_argument(
         "--times", default="", metavar="F=1,I=1,W=1,comm=0", help="times of a rank's share of one microbatch, and of a message"
     )
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     times = parse_times(args.times)
     schedule = _schedule(args)
     require_common_version(args.schedule, clip=args.clip, tied=False)
-    program = lower(schedule, clip=args.clip and not schedule.synchronous)
+    program = lower(schedule, clip=args.clip)
     check(program)
     timing, lives, steady = clock(program, times), lifetimes(schedule), _steady(args, times)
     if args.csv:

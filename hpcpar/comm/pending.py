@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 NAP_S = 20e-6  # with the system's timer slack this sleeps 70 to 120 us
+NAP_SHARE = 0.005  # of the time waited so far: many ranks that wait on few cores poll less
+LONGEST_NAP_S = 400e-6  # what a message may lie there before it is seen
 SPINS = 200  # polls before the first nap
 
 
@@ -37,17 +39,19 @@ class Waiter:
 
     def until(self, done: Callable[[], bool], what: Callable[[], str]) -> None:
         """Poll until done; raises Overdue, which says `what` was awaited, and Aborted if another rank has failed."""
-        polls, end = 0, time.perf_counter() + self.timeout_s
+        polls, start, waited = 0, time.perf_counter(), 0.0
         while not done():
             polls += 1
-            if polls > SPINS:
-                if self.naps:
-                    time.sleep(NAP_S)
-                if polls % 64:
-                    continue
-                self.check()
-                if time.perf_counter() > end:
-                    raise Overdue(f"waited {self.timeout_s:g} s (run.timeout_s) for {what()}")
+            if polls <= SPINS:
+                continue
+            if self.naps:
+                time.sleep(min(LONGEST_NAP_S, max(NAP_S, NAP_SHARE * waited)))
+            elif polls % 64:
+                continue
+            waited = time.perf_counter() - start
+            self.check()
+            if waited > self.timeout_s:
+                raise Overdue(f"waited {self.timeout_s:g} s (run.timeout_s) for {what()}")
 
 
 class Pending:

@@ -107,7 +107,8 @@ def _scaled(rows: list[Row], span: float, columns: int) -> str:
                 filled[c][a.kind.value] = filled[c].get(a.kind.value, 0.0) + part
         lines.append(f"{r:>{margin}} |{''.join(_most(f, step) for f in filled)}")
     kinds = [k.value for k in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.U) if any(a.kind is k for row in rows for a, _, _ in row)]
-    lines.append(f"a column is {_number(step)} of time and shows what fills most of it: {' '.join(kinds)}, or . for idle")
+    legend = f"a column is {_number(step)} of time and shows what fills most of it: {' '.join(kinds)}, or . for idle"
+    lines += textwrap.wrap(legend, columns + margin + 2, subsequent_indent="  ")
     return "\n".join(lines)
 
 

@@ -28,12 +28,12 @@ MODEL = {"layers": 6, "width": 384, "heads": 6, "context": 256, "vocabulary": 25
 BATCH = 8  # samples a rank
 
 
-def trainer_of(world: World, dp: int = 1, **plan: Any) -> Synchronous:
+def trainer_of(world: World, dp: int = 1, batch: int = BATCH, **plan: Any) -> Synchronous:
     """The benchmark's model on this rank, one thread a rank, on real text."""
     tables = {
         "model": MODEL,
         "plan": {"dp": dp, **plan},
-        "train": {"batch": BATCH * dp, "precision": "float32"},
+        "train": {"batch": batch * dp, "precision": "float32"},
         "run": {"threads": 1, "trace": "off"},
     }
     settings.keep_memory()
@@ -120,4 +120,29 @@ def scaling(world: World, alone: World, rounds: int = 7) -> dict[str, float]:
         "alone_s": statistics.median(p[0] for p in pairs),
         "together_s": statistics.median(p[1] for p in pairs),
         "efficiency": statistics.median(a / b for a, b in pairs),
+    }
+
+
+def pipeline(world: World, alone: World, microbatches: int = 8, rounds: int = 7) -> dict[str, float]:
+    """A 1F1B pipeline over all ranks against rank 0 alone with the same microbatches, in turn; collective."""
+    batch, p = 4 * microbatches, world.size
+    solo = trainer_of(alone, batch=batch, microbatches=microbatches)
+    joint = trainer_of(world, batch=batch, microbatches=microbatches, pp=p)
+    solo.step()
+    joint.step()
+    pairs = []
+    for _ in range(rounds):
+        one = timed(solo.step) if world.rank == 0 else 0.0
+        world.barrier()
+        pairs.append((one, timed(joint.step)))
+        world.barrier()
+    if world.rank:
+        return {}  # rank 0 has the times of the one that ran alone
+    bound = (microbatches + p - 1) / (microbatches * p)
+    return {
+        "ranks": p,
+        "microbatches": microbatches,
+        "alone_s": statistics.median(a for a, _ in pairs),
+        "together_s": statistics.median(b for _, b in pairs),
+        "over_closed_form": statistics.median(b / (a * bound) for a, b in pairs) - 1,
     }

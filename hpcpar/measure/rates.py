@@ -13,8 +13,7 @@ import numpy as np
 
 from hpcpar.comm.device import synchronize
 
-SIZES = (512, 1024, 1536)  # below, overhead is measured; above, a call takes longer than the whole measurement on one core
-DEVICE_SIZES = (4096, 8192)
+SIZES = (512, 1024, 1536, 4096, 8192)  # below, overhead is measured; those that would outlast the measurement are left out
 MEMORY_BYTES = 1 << 27  # beyond the last cache of a core's share
 
 
@@ -23,8 +22,13 @@ def matrix_rate(dtype: Any = "float32", seconds: float = 0.3, xp: Any = np) -> f
 
     The best call counts: the rate that the machine can reach, not what others leave of it.
     """
-    sizes = SIZES if xp is np else DEVICE_SIZES
-    return max(2 * n**3 / _best_s(_product(n, dtype, xp), seconds / len(sizes)) for n in sizes)
+    rate, end = 0.0, time.perf_counter() + seconds
+    for n in SIZES:
+        left = end - time.perf_counter()
+        if rate and 2 * n**3 / rate > left / 2:
+            break
+        rate = max(rate, 2 * n**3 / _best_s(_product(n, dtype, xp), left / 3))
+    return rate
 
 
 def memory_rate(seconds: float = 0.3, xp: Any = np) -> float:

@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcpar.comm.world import Group
+from hpcpar.comm.pending import Pending
+from hpcpar.comm.world import Group, World
 from hpcpar.ops.update import square_sum
+
+TAG = 28000
 
 
 def squares_of(names: Sequence[str], mine: Mapping[str, Any]) -> np.ndarray:
@@ -41,3 +44,25 @@ def gradient_norm(names: Sequence[str], mine: Mapping[str, Any], group: Group | 
     if group is not None and group.size > 1:
         group.allreduce(squares, "sum", "norm")
     return norm_of(squares)
+
+
+class Shares:
+    """The squares of one rank on their way to all others of a group, and theirs to it, without a collective.
+
+    A collective moves only while every rank on its tree is inside MPI; here a rank that computes holds nobody up.
+    """
+
+    def __init__(self, world: World, squares: np.ndarray, group: Group, stage: int):
+        self._squares = squares
+        others = [r for r in group.ranks if r != world.rank]
+        self._found = [np.empty_like(squares) for _ in others]
+        self._pending: list[Pending] = [
+            world.receive_start(a, r, TAG, "norm", group.axis, stage=stage) for a, r in zip(self._found, others, strict=True)
+        ]
+        self._pending += [world.send_start(squares, r, TAG, "norm", group.axis, stage=stage) for r in others]
+
+    def finish(self) -> np.ndarray:
+        """The squares of all parameters."""
+        for pending in self._pending:
+            pending.wait()
+        return sum(self._found, self._squares)  # each parameter is counted by one rank: the others add zeros, which is exact

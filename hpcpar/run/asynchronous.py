@@ -20,7 +20,7 @@ from hpcpar.nn.context import Microbatch
 from hpcpar.nn.gradients import Gradients
 from hpcpar.optim import coefficient, rate
 from hpcpar.parallel import tied
-from hpcpar.parallel.norm import norm_of, squares_of
+from hpcpar.parallel.norm import Shares, norm_of, squares_of
 from hpcpar.run.part import Part
 from hpcpar.run.streams import Listed, flow_of, streamed
 from hpcpar.run.trainer import Result, Trainer
@@ -35,7 +35,7 @@ class Open:
     reduced: Pending | None = None
     tie: tied.Exchange | None = None
     squares: np.ndarray | None = None
-    norm: Pending | None = None
+    norm: Shares | None = None
 
 
 class Asynchronous(Trainer):
@@ -194,7 +194,7 @@ class Asynchronous(Trainer):
         self._complete(at, part.stage.first)
         at.squares = self._share(at)
         if self.pipeline.norm_group:
-            at.norm = self.pipeline.norm_group.allreduce_start(at.squares, "sum", "norm")
+            at.norm = Shares(self.world, at.squares, self.pipeline.norm_group, part.index)
 
     def update(self, part: Part, version: int | None) -> None:
         """U: make a version."""
@@ -202,7 +202,7 @@ class Asynchronous(Trainer):
         at = self._open.pop(version)
         self._complete(at, True)
         if at.norm:
-            at.norm.wait()
+            at.squares = at.norm.finish()
         start = time.perf_counter_ns()
         self.recorder.begin(version)
         scale = self._scale(version, at)

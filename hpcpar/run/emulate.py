@@ -11,18 +11,24 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcpar.config import Emulate
+from hpcpar.errors import PlanError
+from hpcpar.layer_times import LayerTimes
 from hpcpar.nn.context import Microbatch
 from hpcpar.run.build import Pipeline
 from hpcpar.run.part import Part
 
 SLACK_S = 200e-6  # a sleep ends up to this late
+SLICE_S = 5e-3
 
 
-def sleep_until(end: float) -> None:
-    """Sleep until time.perf_counter() is `end`; the last moment is spent yielding, so that the times are those asked for."""
-    left = end - time.perf_counter() - SLACK_S
-    if left > 0:
-        time.sleep(left)
+def sleep_until(end: float, progress: Callable[[], None]) -> None:
+    """Sleep until time.perf_counter() is `end`, and let messages move now and then, as a computing rank does.
+
+    The last moment is spent yielding, so that the times are those asked for.
+    """
+    while (left := end - time.perf_counter() - SLACK_S) > 0:
+        time.sleep(min(left, SLICE_S))
+        progress()
     while time.perf_counter() < end:
         os.sched_yield()
 
@@ -30,41 +36,61 @@ def sleep_until(end: float) -> None:
 class Asleep:
     """The times and shapes of a stage without its arithmetic; it stands where an nn.Stage stands."""
 
-    def __init__(self, part: Part, f_s: float, i_s: float, w_s: float):
+    def __init__(self, part: Part, progress: Callable[[], None], f_s: float, i_s: float, w_s: float):
         stage = part.stage
         self.first, self.last, self.map, self.width = stage.first, stage.last, stage.map, stage.frame.model.width
-        self._part, self._f, self._i, self._w = part, f_s, i_s, w_s
+        self._part, self._progress = part, progress
+        self._f, self._i, self._w = f_s, i_s, w_s
 
     def forward(self, x: Any, labels: Any, weights: Any, at: Microbatch, between: Callable[[], None]) -> tuple[Any, list]:
         """Sleep F; the output has the right shape."""
-        self._sleep(self._f, between)
+        self._sleep(self._f)
         return (0.0 if self.last else self._array(at)), []
 
     def backward(self, dy: Any, saved: list, weights: Any, sink: Callable[..., None], at: Microbatch, again: Any) -> Any:
         """Sleep I, then leave a W that sleeps."""
-        self._sleep(self._i, lambda: None)
+        self._sleep(self._i)
         left = [self._w]  # one W for the stage: its first gradient sleeps, the others are there at once
         for layer in reversed(range(len(self.map.layers))):
             for name in _parts(self.map.gradient_spans[layer]):
-                sink(layer, name, lambda held, *views: self._sleep(left.pop() if left else 0.0, lambda: None), None)
+                sink(layer, name, lambda held, *views: self._sleep(left.pop() if left else 0.0), None)
         return None if self.first else self._array(at)
 
     def _array(self, at: Microbatch) -> Any:
         return self._part.xp.zeros((at.samples * at.positions, self.width), self._part.dtype)
 
-    @staticmethod
-    def _sleep(seconds: float, between: Callable[[], None]) -> None:
-        end = time.perf_counter() + seconds
-        between()
-        sleep_until(end)
+    def _sleep(self, seconds: float) -> None:
+        sleep_until(time.perf_counter() + seconds, self._progress)
 
 
-def emulated(pipeline: Pipeline, times: Emulate) -> None:
-    """Put every part of this rank to sleep for its share of the given times."""
+def emulated(pipeline: Pipeline, times: Emulate, samples: int) -> None:
+    """Put every part of this rank to sleep: for its share of the given times, or for the times of its layers in a profile.
+
+    `samples` is the size of a microbatch; a profile's times are scaled to it. Raises PlanError for a profile of another model.
+    """
     factor = times.slow.get(str(pipeline.world.rank), 1.0)
-    share = factor / pipeline.schedule.chunks
     for part in pipeline.parts.values():
-        part.stage = Asleep(part, times.F * share, times.I * share, times.W * share)  # type: ignore[assignment]
+        f, i, w = _profiled(part, times.profile, samples) if times.profile else _shared(pipeline, times)
+        part.stage = Asleep(part, pipeline.world.progress, f * factor, i * factor, w * factor)  # type: ignore[assignment]
+
+
+def _shared(pipeline: Pipeline, times: Emulate) -> tuple[float, float, float]:
+    """Times of a whole rank's share: a chunk takes its part of them, a copy of a two-copy schedule all."""
+    v = pipeline.schedule.chunks
+    return times.F / v, times.I / v, times.W / v
+
+
+def _profiled(part: Part, path: str, samples: int) -> tuple[float, float, float]:
+    profile = LayerTimes.read(path)
+    by_name = {layer.name: layer for layer in profile.layers}
+    missing = [layer.name for layer in part.map.layers if layer.name not in by_name]
+    if missing or len(profile.layers) != part.stage.frame.model.layers + 2:
+        raise PlanError(
+            f"the profile {path} has {len(profile.layers)} layers, model.layers = {part.stage.frame.model.layers} needs "
+            f"{part.stage.frame.model.layers + 2}; profile this model"
+        )
+    mine, scale = [by_name[layer.name] for layer in part.map.layers], samples / profile.samples
+    return sum(x.F_s for x in mine) * scale, sum(x.I_s for x in mine) * scale, sum(x.W_s for x in mine) * scale
 
 
 def _parts(spans: dict[str, Any]) -> list[str]:

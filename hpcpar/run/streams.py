@@ -66,8 +66,8 @@ def flow_of(config: Config, first: int, last: int) -> Flow | Listed:
         steps = listed.microbatches // listed.group
         if (listed.first, steps) != (first, last - first) or listed.group != p.microbatches:
             raise PlanError(
-                f"{p.schedule} lists {steps} steps of {listed.group} microbatches from drain to drain, not {last - first} of {p.microbatches}; use "
-                f"train.steps = {steps} and plan.microbatches = {listed.group}, evaluated and saved at the end alone"
+                f"{p.schedule} lists {steps} steps of {listed.group} microbatches between drains, not {last - first} of {p.microbatches}; "
+                f"use train.steps = {steps} and plan.microbatches = {listed.group}, evaluated and saved at the end alone"
             )
         return Listed(listed)
     return flow(
@@ -84,8 +84,8 @@ def flow_of(config: Config, first: int, last: int) -> Flow | Listed:
 
 def streamed(config: Config, at: Flow | Listed, rank: int) -> Iterator[Action]:
     """What a pipeline rank runs; of a flow, made as it is asked for."""
-    wants = _wants(config)
-    return iter(lower(at.of, **wants).ranks[rank]) if isinstance(at, Listed) else stream(at, rank, **wants)
+    sums = wants(config)
+    return iter(lower(at.of, **sums).ranks[rank]) if isinstance(at, Listed) else stream(at, rank, **sums)
 
 
 def proven(config: Config) -> Program:
@@ -102,17 +102,19 @@ def proven(config: Config) -> Program:
             raise PlanError(f"{p.schedule} is for {whole.stages} stages on {len(whole.ranks)} ranks; use plan.pp = {whole.stages}")
     else:
         if p.schedule != "pipedream-2bw" and p.microbatches > 1:
-            raise PlanError(f"plan.microbatches = {p.microbatches} with {p.schedule}: a minibatch is one F and one B; use plan.microbatches = 1")
+            raise PlanError(
+                f"plan.microbatches = {p.microbatches} with {p.schedule}: a minibatch is one F and one B; use plan.microbatches = 1"
+            )
         probe = flow_of(config, 0, 4)
         assert isinstance(probe, Flow)
         rounds = 4 if probe.rule == "2bw" else 2 * probe.ranks + 2 * max(probe.replicas)
         whole = flow_of(config, 0, rounds).schedule()
-    program = lower(whole, **_wants(config))
+    program = lower(whole, **wants(config))
     check(program)
     return program
 
 
-def _wants(config: Config) -> dict[str, bool]:
+def wants(config: Config) -> dict[str, bool]:
     """Which sums the updates need. The norm decides about all stages at once only where they have a version in common."""
     common = rule_of(config.plan.schedule) != "stashing"
     return {"tied": config.model.tied, "reduce": config.plan.dp > 1, "clip": common}

@@ -71,7 +71,8 @@ class Session:
         self._warm()
         self.pipeline = build(config, world, self.program, self.xp)
         if config.train.emulate:
-            emulated(self.pipeline, config.train.emulate)
+            times = config.train.emulate
+            agreed(world, lambda: emulated(self.pipeline, times, self.size))
         feed = Feed(self.corpus, config.train.batch, self.size, self.pipeline.replica, config.plan.dp)
         kind = Synchronous if self.program.schedule.synchronous else Asynchronous
         self.trainer: Trainer = kind(config, self.pipeline, feed, recorder, self.xp)

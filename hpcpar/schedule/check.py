@@ -43,6 +43,9 @@ def _compute(program: Program) -> None:
     """Proofs 1 and 2."""
     schedule = program.schedule
     S, M, first = schedule.stages, schedule.microbatches, schedule.first
+    if len(schedule.placement) < S * M:
+        s, missing = next((s, k) for s in range(S) for k in range(first, first + M) if (s, k) not in schedule.placement)
+        raise PlanError(f"schedule {schedule.name}: microbatch {missing} of stage {s} has no forward on any rank")
     state, where = bytearray(S * M), [-1] * (S * M)
     for rank, actions in enumerate(program.ranks):
         newest: dict[int, int] = {}  # stage -> the last microbatch accumulated
@@ -172,6 +175,13 @@ def _updates_of_stage(program: Program, rank: int, stage: int, actions: list[tup
             next_own += 1
         made[version] = own[next_own - 1] if next_own and own[next_own - 1] >= before else None  # type: ignore[operator]
         before = end
+    if not ends or ends[-1][0] != last:
+        upto = ends[-1][0] if ends else first
+        update = f"{stage}U" if schedule.synchronous else f"{stage}U{-(-last // group)}"
+        raise PlanError(
+            f"schedule {schedule.name}, rank {rank}: the gradients of stage {stage} from microbatch {upto} on "
+            f"reach no update; end with {update}"
+        )
     for i, (kind, _, k, version, _) in actions:
         if kind is W or kind is B:
             done = k  # type: ignore[assignment]
@@ -190,13 +200,6 @@ def _updates_of_stage(program: Program, rank: int, stage: int, actions: list[tup
             if (kind, version) in collected:
                 raise _fault(program, rank, i, "stands twice")
             collected[kind, version] = i
-    if not ends or ends[-1][0] != last:
-        upto = ends[-1][0] if ends else first
-        update = f"{stage}U" if schedule.synchronous else f"{stage}U{-(-last // group)}"
-        raise PlanError(
-            f"schedule {schedule.name}, rank {rank}: the gradients of stage {stage} from microbatch {upto} on "
-            f"reach no update; end with {update}"
-        )
 
 
 def _versions_made(program: Program, rank: int, actions: list[tuple[int, Action]]) -> list[tuple[int, int | None]]:
@@ -217,5 +220,7 @@ def _versions_made(program: Program, rank: int, actions: list[tuple[int, Action]
             if a.version is None or a.version <= newest:
                 raise _fault(program, rank, i, f"must make a version above {newest}")
             newest = a.version
+            if newest * schedule.group >= schedule.last + schedule.group:
+                raise _fault(program, rank, i, f"is named by microbatches behind the last one, {schedule.last - 1}")
             out.append((min(newest * schedule.group, schedule.last), newest))
     return out

@@ -108,7 +108,7 @@ def run(program: Program, durations: Durations) -> tuple[list[list[float]], list
                 if through is None:
                     collected.waiting.add(rank)
                     break
-                begin = max(t, through - durations.update) if kind is U else t
+                begin = max(t, through - (durations.update if kind is U else durations.reduction if kind is D else 0.0))
                 t = through
                 if kind is not U and collected.waiting:
                     ready.extend(collected.waiting - {rank})

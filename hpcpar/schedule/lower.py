@@ -11,6 +11,7 @@ D follows the last W of its stage; where copies share a stage, all D stand at th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 
 from hpcpar.errors import PlanError
@@ -92,7 +93,7 @@ def _closing(reduced: bool, tied: bool, clip: bool) -> list[Kind]:
 def _asynchronous(program: Program, rank: int, actions: tuple[Action, ...]) -> Iterator[Action]:
     """Add D, T and N of each version behind the last W of its microbatches on this rank, found from the updates in the list."""
     schedule = program.schedule
-    last = {(a.stage, a.microbatch) for a in actions if a.kind in (W, B)}
+    own = sorted({a.microbatch for a in actions if a.kind in (W, B)})  # type: ignore[type-var]  # a backward names one
     stages = schedule.stages_of(rank)
     if len(stages) != 1:
         raise PlanError(f"rank {rank} of {schedule.name} holds stages {list(stages)}; an asynchronous schedule holds one a rank")
@@ -102,9 +103,9 @@ def _asynchronous(program: Program, rank: int, actions: tuple[Action, ...]) -> I
         if a.kind is U:
             if a.version is None:
                 raise PlanError(f"{a} of {schedule.name} makes no version; write the number behind it, as in {a}{before + 1}")
-            mine = [k for k in range(a.version * schedule.group - 1, before * schedule.group - 1, -1) if (a.stage, k) in last]
-            if mine:
-                closes[a.stage, mine[0]] = a.version
+            upto = bisect_left(own, a.version * schedule.group)  # type: ignore[type-var]
+            if upto and own[upto - 1] >= before * schedule.group:  # type: ignore[operator]
+                closes[a.stage, own[upto - 1]] = a.version  # type: ignore[index]
             before = a.version
     stage = stages[0]
     kinds = _closing(program.has_reduction(stage), program.has_tie(stage), program.clip)

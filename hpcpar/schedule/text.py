@@ -56,12 +56,12 @@ def loads(text: str, name: str) -> Schedule:
         raise PlanError(f"{name}: rule = {rule!r} is not known; use one of {', '.join(RULES)}")
     if (rule != "flush") != versions:
         have = "names versions" if versions else "names no version"
-        raise PlanError(
-            f"{name}: rule = {rule}, but the list {have}; write 2F5@3 and 2U4 for all rules but flush, and 2F5 and 2U for flush"
-        )
+        raise PlanError(f"{name}: rule = {rule}, but the list {have}; write 2F5@3 and 2U4, or 2F5 and 2U for flush")
     group = _number(name, head, "group", m if rule == "flush" else 1)
     if min(stages, m, chunks, group) < 1:
-        raise PlanError(f"{name}: stages = {stages}, microbatches = {m}, chunks = {chunks} and group = {group} must all be at least 1")
+        raise PlanError(f"{name}: stages = {stages}, microbatches = {m}, chunks = {chunks}, group = {group} must all be at least 1")
+    if max(stages, m) > len(every):
+        raise PlanError(f"{name}: stages = {stages} and microbatches = {m} need more than the {len(every)} actions; correct the numbers")
     schedule = Schedule(
         head.get("name", name),
         stages,

@@ -36,7 +36,7 @@ def check_versions(program: Program) -> None:
                     f"schedule {schedule.name}: microbatch {k} uses version {version} on stage {stage} and {used[0, k]} on the input "
                     f"stage; {schedule.rule} wants the same on all"
                 )
-    if schedule.rule == "2bw":
+    if schedule.rule == "2bw":  # follows from the delay and the updates; counted all the same
         for rank, found in enumerate(lifetimes(schedule)):
             if found.weight_versions > 2:
                 raise PlanError(f"schedule {schedule.name}, rank {rank}: {found.weight_versions} versions are alive at once; 2BW holds two")

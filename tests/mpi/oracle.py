@@ -24,7 +24,6 @@ from hpcpar.nn.stage import Stage
 from hpcpar.ops.update import square_sum
 from hpcpar.optim import OPTIMIZERS, rate
 
-
 RULES = {"pipedream": "stashing", "pipedream-vertical": "vertical", "pipedream-2bw": "2bw"}
 
 

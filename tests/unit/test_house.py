@@ -23,11 +23,12 @@ LINES = 350
 # A part of the house: what it may import of the house beside itself, `errors` and the root (its version). The longest name that a module
 # begins with is its part.
 WORK = ["nn", "forms", "ops", "comm", "mesh", "layout", "collectives", "config"]
-RUN = [*WORK, "schedule", "trace", "parallel", "optim", "data", "checkpoint"]
+RUN = [*WORK, "layer_times", "schedule", "trace", "parallel", "optim", "data", "checkpoint"]
 EVERY = [*RUN, "run", "sim", "plan", "analyse", "draw", "measure", "launch"]
 MAY: dict[str, list[str]] = {
     "errors": [],
     "mesh": [],
+    "layer_times": [],  # the file of a profile: measured, partitioned and emulated
     "layout": ["mesh"],
     "collectives": ["layout", "mesh"],
     "config": ["mesh"],
@@ -46,7 +47,7 @@ MAY: dict[str, list[str]] = {
     "sim": ["config", "mesh", "layout", "collectives", "schedule", "forms", "nn.describe", "ops", "trace"],
     "analyse": ["trace", "schedule", "forms", "nn.describe", "config", "mesh", "layout", "collectives", "sim"],
     "draw": ["trace", "schedule", "forms", "config", "mesh", "layout", "collectives"],
-    "plan": ["config", "mesh", "schedule", "forms", "sim"],
+    "plan": ["layer_times", "config", "mesh", "schedule", "forms", "sim"],
     "measure": [p for p in EVERY if p != "launch"],
     "launch": [p for p in EVERY if p != "measure"],
     "cli": EVERY,

@@ -23,7 +23,13 @@ class Clock:
 def test_a_product_of_a_second_counts_two_flops_a_multiply_add(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "time", Clock())
     monkeypatch.setattr(rates, "SIZES", (8, 16))
-    assert rates.matrix_rate("float64", seconds=8.0) == 2 * 16**3  # the best size counts; every timed call takes one tick
+    assert rates.matrix_rate("float64", seconds=60.0) == 2 * 16**3  # the best size counts; every timed call takes one tick
+
+
+def test_a_size_that_would_outlast_the_measurement_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "time", Clock())
+    monkeypatch.setattr(rates, "SIZES", (8, 1 << 20))
+    assert rates.matrix_rate("float64", seconds=60.0) == 2 * 8**3
 
 
 def test_a_copy_counts_read_and_written_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +40,9 @@ def test_a_copy_counts_read_and_written_bytes(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_device_call_is_waited_for(cupy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "time", Clock())
-    monkeypatch.setattr(rates, "DEVICE_SIZES", (8,))
-    assert rates.matrix_rate("float32", seconds=6.0, xp=cupy) == 2 * 8**3
-    assert cupy._state.counts.synchronisations == 2 and cupy.cuda.get_current_stream().done  # two calls of three ticks
+    monkeypatch.setattr(rates, "SIZES", (8,))
+    assert rates.matrix_rate("float32", seconds=20.0, xp=cupy) == 2 * 8**3
+    assert cupy._state.counts.synchronisations == 3 and cupy.cuda.get_current_stream().done  # three calls of three ticks in a third of it
 
 
 def test_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
