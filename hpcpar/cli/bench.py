@@ -52,7 +52,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         )
     if q := found.get("pipeline"):
         out.append(
-            f"1F1B over {q['ranks']} ranks, {q['microbatches']} microbatches: {q['over_closed_form']:+.1%} on the closed form of the step alone  "
+            f"1F1B over {q['ranks']} ranks, {q['microbatches']} microbatches: {q['over_closed_form']:+.1%} on the closed form  "
             f"(alone {q['alone_s']:.3f} s, together {q['together_s']:.3f} s)"
         )
     return out

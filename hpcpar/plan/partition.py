@@ -153,9 +153,9 @@ class _Search:
             best = self._stage(k, m, workers)[:rows].copy()
             cut, last = np.full(best.shape, -1), np.full(best.shape, m)
             for r in range(1, 2 if self.straight else m) if m > 1 and len(border) else ():
-                before = table.best[m - r][:, :-1]  # by s
+                before = np.maximum(table.best[m - r][:, :-1], border)  # by s
                 through = np.maximum(before[:, :, None], self._stage(k, r, workers)[None, 1:])  # (i, s, j); infinite where j <= s
-                s = through.argmin(1)
+                s = np.minimum(through.argmin(1), 1)
                 found = np.take_along_axis(through, s[:, None], 1)[:, 0]
                 better = found < best
                 best, cut, last = np.where(better, found, best), np.where(better, s, cut), np.where(better, r, last)
