@@ -22,7 +22,9 @@ def add(verbs: Any) -> None:
     p.add_argument("--ranks", type=int, required=True, metavar="N")
     p.add_argument("--bandwidth", type=float, metavar="B/S", help="bytes/s between two ranks (default: a copy in memory, as profiled)")
     p.add_argument("--levels", metavar="N@B/S,...", help="outermost first: 4@1e9,2@1e10 is 4 nodes joined at 1e9 bytes/s, of 2 ranks each")
-    p.add_argument("--memory", type=float, metavar="BYTES", help="the most that a rank may hold: weights in versions, gradients, stash")
+    p.add_argument(
+        "--memory", type=float, metavar="BYTES", help="the most a rank may hold: weights by version, gradients, optimizer, stash"
+    )
     p.add_argument("--straight", action="store_true", help="no replicas: one rank a stage, for any schedule")
     p.add_argument("--json", action="store_true", help="print JSON")
     p.add_argument("--write", metavar="FILE.toml", help="write the profiled description with this plan, for `train`")
@@ -63,13 +65,14 @@ def _write(args: argparse.Namespace, times: LayerTimes, found: Partition) -> Non
     from hpcpar import config
     from hpcpar.plan.described import described
     from hpcpar.plan.predict import step_timing
+    from hpcpar.schedule.generate import rule_of
 
     plan = described(times, found)
     try:
         config.save(plan, args.write)
     except OSError as e:
         raise PlanError(f"cannot write {args.write}: {e.strerror}") from None
-    if max(found.replicas) == 1:
+    if rule_of(plan.plan.schedule) == "flush":
         timing = step_timing(times, plan, found.blocks)
         print(
             f"the clock of {plan.plan.schedule}: {1e3 * timing.makespan:.4g} ms a step, bubble {timing.bubble_total:.3f}", file=sys.stderr

@@ -155,7 +155,7 @@ class _Search:
             for r in range(1, 2 if self.straight else m) if m > 1 and len(border) else ():
                 before = np.maximum(table.best[m - r][:, :-1], border)  # by s
                 through = np.maximum(before[:, :, None], self._stage(k, r, workers)[None, 1:])  # (i, s, j); infinite where j <= s
-                s = np.minimum(through.argmin(1), 1)
+                s = through.argmin(1)
                 found = np.take_along_axis(through, s[:, None], 1)[:, 0]
                 better = found < best
                 best, cut, last = np.where(better, found, best), np.where(better, s, cut), np.where(better, r, last)

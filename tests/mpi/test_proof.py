@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from proof import compare, describe, run, serial
+
+from hpcpar.data import Corpus
+from hpcpar.nn.context import Frame, Microbatch
+from hpcpar.nn.describe import layers
+from hpcpar.nn.gradients import Gradients
+from hpcpar.nn.parameters import initial
+from hpcpar.nn.stage import Stage
 
 STYLES = ("gpt-tied", "gpt-untied", "gpt-dropout", "llama-tied", "llama-untied")
 SCHEDULES = ("naive", "gpipe", "1f1b")
@@ -94,3 +102,26 @@ def test_optimizers_and_clipping(world, optimizer, clip):
 def test_microbatches_and_accumulation_on_one_rank(world, style):
     for plan in ({"microbatches": 4}, {"accumulate": 3}, {"microbatches": 2, "accumulate": 3, "recompute": "full"}):
         prove(world, style, plan, exact=False)
+
+
+@pytest.mark.mpi(sizes=(1,))
+def test_the_loss_is_a_mean_over_the_unmasked_labels_of_the_whole_batch(world):
+    """Written out once more: one forward and backward of the whole batch, over the labels that count."""
+    cfg = describe("gpt-tied", {"microbatches": 3, "accumulate": 2})
+    got = run(cfg, world)
+    corpus = Corpus.of(cfg.data, cfg.model, cfg.train.seed)
+    ids, labels = corpus.batch(0, cfg.train.batch)
+    count = int((labels >= 0).sum())
+    assert 0 < count < labels.size
+    stage = Stage(layers(cfg.model), Frame.of(cfg.model, cfg.train.seed, np, "float64"))
+    flat = np.zeros(stage.map.size)
+    for name, view in stage.map.by_name(flat).items():
+        view[...] = initial(stage.map.parameters[name], cfg.train.seed, dtype="float64")
+    at = Microbatch(stage.frame, len(ids), cfg.model.context)
+    total, saved = stage.forward(ids, labels.reshape(-1), stage.map.weights(flat), at)
+    assert got.losses[0] == pytest.approx(total / count, rel=1e-13)
+    gradients = Gradients(stage.map, np, "float64")
+    gradients.last = True
+    stage.backward(1 / count, saved, stage.map.weights(flat), gradients.add, at)
+    for name, want in gradients.by_name().items():
+        assert np.abs(got.gradients[0][0][name] - want).max() <= 1e-12 * max(np.abs(want).max(), 1e-6), name

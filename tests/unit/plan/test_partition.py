@@ -81,7 +81,7 @@ def drawn(seed: int, n: int) -> tuple[Layers, int]:
         tuple(stash),
         tuple(of.randrange(120) for _ in range(n)),
     )
-    return layers, round(of.uniform(0.3, 2.0) * (2 * sum(weights) + sum(stash)))
+    return layers, round(of.uniform(0.5, 3.0) * (2 * sum(weights) + sum(stash)))
 
 
 @pytest.mark.parametrize("n", range(1, 7))
