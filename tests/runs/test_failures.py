@@ -1,0 +1,92 @@
+"""A failure on one rank ends all ranks, says why, and leaves a trace that can be read."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from launch import HERE, configuration, hpcpar, metrics
+
+from hpcpar import checkpoint, trace
+
+PROGRAM = (str(HERE / "faulty.py"),)
+
+
+def faulty(fault, rank, step, *arguments, ranks):
+    return hpcpar(fault, rank, step, *arguments, ranks=ranks, program=PROGRAM)
+
+
+def same_weights(a, b):
+    """Whether two runs ended with the same bits; steps and learning rates aside."""
+    one, other = (checkpoint.read_weights(checkpoint.newest(run / "checkpoints")) for run in (a, b))
+    return one.keys() == other.keys() and all(np.array_equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize("rank", (0, 1, 3))
+def test_an_exception_on_one_rank_ends_all(tmp_path, rank):
+    cfg = configuration(tmp_path, plan__pp=2, plan__dp=2, plan__microbatches=2, train__steps=1000)
+    start = time.monotonic()
+    done = faulty("raise", rank, 3, "train", cfg, "--out", tmp_path / "out", ranks=4)
+    assert time.monotonic() - start < 30
+    assert done.code == 1, done.err
+    assert f"rank {rank} on" in done.err
+    assert "step 3" in done.err
+    assert "ValueError: planted" in done.err
+    assert done.err.count("Traceback") == 1
+    found = trace.open(tmp_path / "out")
+    assert not found.missing
+    for r in range(4):
+        assert set(found.events(r)["step"]) >= {1, 2}
+
+
+@pytest.mark.parametrize("rank", (0, 2))
+def test_a_killed_rank_ends_all(tmp_path, rank):
+    cfg = configuration(tmp_path, plan__pp=2, plan__dp=2, plan__microbatches=2, train__steps=1000)
+    start = time.monotonic()
+    done = faulty("kill", rank, 3, "train", cfg, "--out", tmp_path / "out", ranks=4)
+    assert time.monotonic() - start < 30
+    assert done.code != 0
+    found = trace.open(tmp_path / "out")
+    for r in range(4):
+        assert set(found.events(r)["step"]) >= {1, 2}
+
+
+@pytest.mark.parametrize("fault", ("nan", "inf"))
+@pytest.mark.parametrize(
+    "plan",
+    (
+        {"plan__pp": 2},
+        {"plan__dp": 2},
+        {"plan__pp": 2, "plan__schedule": "pipedream-vertical"},
+        {"plan__pp": 2, "plan__schedule": "pipedream-2bw", "plan__microbatches": 2},
+    ),
+    ids=("pp", "dp", "vertical", "2bw"),
+)
+def test_a_gradient_that_is_not_finite_skips_the_step_on_all(tmp_path, fault, plan):
+    cfg = configuration(tmp_path, train__learning_rate=0.01, **plan)
+    done = faulty(fault, 1, 4, "train", cfg, "--out", tmp_path / "out", ranks=2)
+    assert done.code == 0, done.err
+    assert "step 4: the gradient norm is not finite; the update is skipped on all ranks" in done.err
+    lines = metrics(tmp_path / "out")
+    assert [line.get("skipped", False) for line in lines] == [False, False, False, True]
+    assert lines[3]["grad_norm"] is None
+    # the skipped step changed nothing (a constant rate, so that the number of steps does not matter)
+    cfg4 = configuration(tmp_path, train__steps=4, train__schedule="constant", **plan)
+    assert faulty(fault, 1, 4, "train", cfg4, "--out", tmp_path / "four", ranks=2).code == 0
+    cfg3 = configuration(tmp_path, train__steps=3, train__schedule="constant", **plan)
+    assert hpcpar("train", cfg3, "--out", tmp_path / "three", ranks=2).code == 0
+    assert same_weights(tmp_path / "three", tmp_path / "four")
+
+
+def test_a_batch_without_labels_changes_nothing(tmp_path):
+    cfg = configuration(tmp_path, data__ignore=list(range(256)), plan__pp=2)
+    done = hpcpar("train", cfg, "--out", tmp_path / "out", ranks=2)
+    assert done.code == 0, done.err
+    assert [line["loss"] for line in metrics(tmp_path / "out")] == [0.0] * 4
+    cfg = configuration(tmp_path, train__steps=0, plan__pp=2)
+    assert hpcpar("train", cfg, "--out", tmp_path / "none", ranks=2).code == 0
+    assert same_weights(tmp_path / "out", tmp_path / "none")
+    shas = [json.loads((tmp_path / n / "summary.json").read_text())["weights_sha256"] for n in ("out", "none")]
+    assert shas[0] == shas[1]

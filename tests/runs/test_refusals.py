@@ -1,0 +1,95 @@
+"""What cannot be is refused in one line, once, with exit code 2, before step 1, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from launch import BIN, configuration, hpcpar, mpirun
+
+# settings, ranks, what the line must say
+REFUSED = {
+    "unknown key": ({"plan__microbatch": 2}, 1, ["plan.microbatch", "plan.microbatches"]),
+    "key of another table": ({"model__pp": 2}, 1, ["model.pp", "plan.pp"]),
+    "wrong type": ({"plan__pp": "two"}, 1, ["plan.pp", "int"]),
+    "negative": ({"model__layers": -1}, 1, ["model.layers"]),
+    "fewer layers than stages": ({"plan__pp": 4, "model__layers": 3}, 4, ["layers = 3", "4 stages", "pp"]),
+    "ranks": ({"plan__pp": 2}, 3, ["2 ranks", "3", "mpirun -n 2"]),
+    "batch": ({"plan__microbatches": 3}, 1, ["train.batch = 8", "3", "6 or 9"]),
+    "heads": ({"model__heads": 3}, 1, ["width = 16", "heads = 3"]),
+    "key/value heads": ({"model__heads": 4, "model__kv_heads": 3}, 1, ["kv_heads = 3"]),
+    "schedule": ({"plan__schedule": "1b1f"}, 1, ["1b1f", "1f1b"]),
+    "stages sum": ({"plan__pp": 2, "plan__stages": [1, 2]}, 2, ["[1, 2]", "3 of layers = 4"]),
+    "stages count": ({"plan__pp": 2, "plan__stages": [4]}, 2, ["1 entries", "2 stages"]),
+    "short corpus": ({"model__context": 7000}, 1, ["6000 tokens", "7000"]),
+    "no corpus": ({"data__source": "/nowhere/at-all.txt"}, 1, ["/nowhere/at-all.txt"]),
+    "vocabulary": ({"model__vocabulary": 100}, 1, ["100", "256"]),
+    "tensor parallel": ({"plan__tp": 2}, 2, ["plan.tp = 2"]),
+    "no GPU": ({"run__device": "cuda"}, 1, ["cuda"]),
+}
+
+
+@pytest.mark.parametrize("settings, ranks, words", REFUSED.values(), ids=REFUSED)
+def test_refused_in_one_line(tmp_path, settings, ranks, words):
+    done = hpcpar("train", configuration(tmp_path, **settings), "--out", tmp_path / "out", ranks=ranks)
+    assert done.code == 2, done.err
+    assert len(done.said) == 1, done.err
+    assert "Traceback" not in done.err
+    for word in words:
+        assert word in done.said[0]
+    assert done.out == ""
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+def test_refused_once_by_many_ranks(tmp_path):
+    done = hpcpar("train", configuration(tmp_path, plan__pp=4, plan__nonsense=1), "--out", tmp_path / "out", ranks=4)
+    assert (done.code, len(done.said)) == (2, 1), done.err
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    done = hpcpar("train", configuration(tmp_path, plan__pp=2), "--out", tmp_path / "file" / "out", ranks=2)
+    assert (done.code, len(done.said)) == (2, 1), done.err
+    assert "cannot be written" in done.said[0]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_read_only_folder(tmp_path):
+    (tmp_path / "out").mkdir(mode=0o555)
+    done = hpcpar("train", configuration(tmp_path), "--out", tmp_path / "out")
+    assert (done.code, len(done.said)) == (2, 1), done.err
+
+
+def test_another_run_is_not_overwritten(tmp_path):
+    cfg = configuration(tmp_path)
+    assert hpcpar("train", cfg, "--out", tmp_path / "out").code == 0
+    before = {p: p.read_bytes() for p in sorted((tmp_path / "out").rglob("*")) if p.is_file()}
+    done = hpcpar("train", cfg, "--out", tmp_path / "out")
+    assert (done.code, len(done.said)) == (2, 1), done.err
+    assert "--resume" in done.said[0]
+    assert before == {p: p.read_bytes() for p in sorted((tmp_path / "out").rglob("*")) if p.is_file()}
+
+
+def test_launcher_of_another_library(tmp_path):
+    """Processes that each see a world of 1, as the wrong mpirun starts them."""
+    cfg = configuration(tmp_path, plan__pp=2)
+    wrong = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+    done = hpcpar("train", cfg, "--out", tmp_path / "out", **wrong)
+    assert (done.code, len(done.said)) == (2, 1), done.err
+    assert "each sees a world of 1" in done.said[0]
+    done = hpcpar("train", cfg, "--out", tmp_path / "out", **{**wrong, "OMPI_COMM_WORLD_RANK": "1"})
+    assert (done.code, done.said) == (2, [])
+
+
+def test_no_such_configuration(tmp_path):
+    done = hpcpar("train", tmp_path / "missing.toml", "--out", tmp_path / "out")
+    assert (done.code, len(done.said)) == (2, 1)
+
+
+def test_interpreter_and_launcher_belong_together():
+    """The tests run with the launcher beside the interpreter, if there is one."""
+    beside = BIN / "mpirun"
+    assert Path(mpirun()) == beside or not beside.exists()
+    assert Path(sys.executable).parent == BIN
