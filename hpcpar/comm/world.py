@@ -90,8 +90,9 @@ class World(Group):
         super().__init__(self, comm, "world", tuple(range(comm.Get_size())))
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.node_ranks, self.node_rank = node.Get_size(), node.Get_rank()
+        masks = node.allgather(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1)))
+        self.cores = len(set().union(*masks))  # of the node, that its ranks may use together, bound to some each or not
         node.Free()
-        self.cores = len(os.sched_getaffinity(0))
         self.alarm = Alarm(comm)
         self.waiter = Waiter(False, timeout_s, self.alarm.check)
         self.set_waiting(wait)

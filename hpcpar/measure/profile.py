@@ -8,6 +8,7 @@ are as a run finds them. The time of a layer is its median over the rounds.
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import time
@@ -47,7 +48,7 @@ def profile(config: Config, rounds: int = 9) -> LayerTimes:
     feasible.check_model(config.model)
     feasible.check_plan(config.plan, config.plan.ranks)
     size = feasible.microbatch_size(config)
-    threads = settings.threads_for(config.run.threads, config.plan.ranks)
+    threads = settings.threads_for(config.run.threads, len(os.sched_getaffinity(0)), config.plan.ranks)
     settings.set_threads(threads)
     settings.keep_memory()
     xp = _array_module(config)

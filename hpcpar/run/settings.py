@@ -1,13 +1,12 @@
 """What a process sets for itself before it computes: BLAS threads, and memory that stays with it.
 
 Two ranks with two BLAS threads each on two cores ran twenty times slower than with one each, so a rank never takes more threads than
-it has cores: the cores of its affinity mask divided by the ranks of its node.
+it has cores: those that the ranks of its node may use together, divided by the ranks.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from typing import Any
 
@@ -16,12 +15,16 @@ from hpcpar.errors import PlanError
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
-def threads_for(wanted: int, node_ranks: int) -> int:
-    """BLAS threads of a rank: `wanted`, or for 0 the cores that it has; raises PlanError where that would oversubscribe a single rank."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def threads_for(wanted: int, cores: int, ranks: int) -> int:
+    """BLAS threads of a rank: `wanted`, or for 0 its share of the `cores` that the `ranks` of its node may use together.
+
+    Raises PlanError where one rank alone would take more than there are.
+    """
     if wanted > cores:
-        raise PlanError(f"run.threads = {wanted}, but this rank may use {cores} cores; use run.threads <= {cores}, or 0 for its share")
-    return wanted or max(1, cores // node_ranks)
+        raise PlanError(
+            f"run.threads = {wanted}, but the ranks of this node may use {cores} cores; use run.threads <= {cores}, or 0 for a share"
+        )
+    return wanted or max(1, cores // ranks)
 
 
 def set_threads(threads: int) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Session:
         self.program, self.size = agreed(world, self._check)
         if folder is not None:
             agreed(world, lambda: self._prepare(folder, resume))
-        self.threads = settings.set_threads(agreed(world, lambda: settings.threads_for(config.run.threads, world.node_ranks)))
+        self.threads = settings.set_threads(agreed(world, lambda: settings.threads_for(config.run.threads, world.cores, world.node_ranks)))
         self.xp, self.verdict = agreed(world, self._device)
         world.direct, world.reduces = self.verdict.direct, self.verdict.reduces
         self.corpus: Corpus = agreed(world, lambda: Corpus.of(config.data, config.model, config.train.seed))
