@@ -86,9 +86,13 @@ def slurm_facts() -> Facts:
     if srun is None:
         return {"version": None, "job": None}
     try:
-        said = subprocess.run([srun, "--version"], capture_output=True, text=True, timeout=20).stdout.strip()
+        child = subprocess.run([srun, "--version"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        said = "srun does not answer"
+        return {"version": "installed, but srun does not answer", "job": None}
+    said = child.stdout.strip()
+    if not said:  # without a configuration even the version is not told
+        why = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        said = f"installed, but srun fails: {why.removeprefix('srun: ')}"
     return {"version": said.removeprefix("slurm "), "job": os.environ.get("SLURM_JOB_ID")}
 
 

@@ -96,3 +96,13 @@ def test_wrapping_keeps_long_paths_whole() -> None:
 def test_without_hdf5_it_says_so(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     assert "reason" in doctor.hdf5_facts()
+
+
+def test_a_slurm_that_fails_is_not_called_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\necho 'srun: fatal: Could not establish a configuration source' >&2\nexit 1\n")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert doctor.slurm_facts()["version"] == "installed, but srun fails: fatal: Could not establish a configuration source"
+    srun.write_text("#!/bin/sh\necho slurm 22.05.8\n")
+    assert doctor.slurm_facts()["version"] == "22.05.8"
