@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from hpcpar.comm import device
@@ -135,7 +134,3 @@ class World(Group):
         """Let MPI move what is on its way; called between operations, because MPI may move only while someone is inside it."""
         for pending in tuple(self.outstanding):
             pending.test()
-
-    def agree(self, flag: bool) -> bool:
-        """Whether any rank says so."""
-        return bool(self.allreduce(np.array([flag], np.int32), "max", "agree")[0])

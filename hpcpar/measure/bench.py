@@ -104,9 +104,8 @@ def trace(world: World, rounds: int = 12) -> dict[str, float]:
     }
 
 
-def scaling(world: World, alone: World, rounds: int = 7) -> dict[str, float]:
-    """Weak scaling: the step of rank 0 alone over that of all ranks in data parallelism, in turn; collective."""
-    solo, joint = trainer_of(alone), trainer_of(world, dp=world.size)
+def in_turn(world: World, solo: Synchronous, joint: Synchronous, rounds: int) -> list[tuple[float, float]]:
+    """Seconds of a step of rank 0 alone (0 on the others) and of all ranks together, one after the other."""
     solo.step()
     joint.step()
     pairs = []
@@ -115,6 +114,13 @@ def scaling(world: World, alone: World, rounds: int = 7) -> dict[str, float]:
         world.barrier()
         pairs.append((one, timed(joint.step)))
         world.barrier()
+    return pairs
+
+
+def scaling(world: World, alone: World, rounds: int = 7) -> dict[str, float]:
+    """Weak scaling: the step of rank 0 alone over that of all ranks in data parallelism, in turn; collective."""
+    solo, joint = trainer_of(alone), trainer_of(world, dp=world.size)
+    pairs = in_turn(world, solo, joint, rounds)
     return {
         "ranks": world.size,
         "alone_s": statistics.median(p[0] for p in pairs),
@@ -128,14 +134,7 @@ def pipeline(world: World, alone: World, microbatches: int = 8, rounds: int = 7)
     batch, p = 4 * microbatches, world.size
     solo = trainer_of(alone, batch=batch, microbatches=microbatches)
     joint = trainer_of(world, batch=batch, microbatches=microbatches, pp=p)
-    solo.step()
-    joint.step()
-    pairs = []
-    for _ in range(rounds):
-        one = timed(solo.step) if world.rank == 0 else 0.0
-        world.barrier()
-        pairs.append((one, timed(joint.step)))
-        world.barrier()
+    pairs = in_turn(world, solo, joint, rounds)
     if world.rank:
         return {}  # rank 0 has the times of the one that ran alone
     bound = (microbatches + p - 1) / (microbatches * p)

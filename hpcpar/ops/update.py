@@ -41,7 +41,7 @@ def adamw(
 def sgd(w: Array, g: Array, m: Array, lr: float, momentum: float, decay: float, scale: float = 1.0) -> None:
     """One step of SGD with momentum on flat w, m (n,), in place; g (n,) is read only.
 
-    g' = scale g + decay w ; m = momentum m + g' ; w -= lr m
+    m = momentum m + scale g ; w -= lr (m + decay w), the decay decoupled as AdamW's
     """
     if native(w):
         from hpcpar.ops.kernels import update as kernel
@@ -100,8 +100,8 @@ def adamw_array(
 def sgd_array(w: Array, g: Array, m: Array, lr: float, momentum: float, decay: float, scale: float = 1.0) -> None:
     """`sgd` in array text."""
     m *= momentum
-    m += g * scale + decay * w
-    w -= lr * m
+    m += g * scale
+    w -= lr * (m + decay * w)
 
 
 def square_sum_array(g: Array) -> float:

@@ -8,11 +8,11 @@ A rule knows nothing of parameters: it updates elements, so that the whole model
 """
 
 from hpcpar.optim.adamw import AdamW
-from hpcpar.optim.clip import coefficient, norm
+from hpcpar.optim.clip import coefficient
 from hpcpar.optim.rates import RATES, rate
 from hpcpar.optim.segments import Segment, segments_of, within
 from hpcpar.optim.sgd import SGD
 
 OPTIMIZERS = {"adamw": AdamW, "sgd": SGD}
 
-__all__ = ["OPTIMIZERS", "RATES", "SGD", "AdamW", "Segment", "coefficient", "norm", "rate", "segments_of", "within"]
+__all__ = ["OPTIMIZERS", "RATES", "SGD", "AdamW", "Segment", "coefficient", "rate", "segments_of", "within"]

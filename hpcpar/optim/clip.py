@@ -5,19 +5,7 @@ norm = sqrt(sum over parameters of |g|^2)        coefficient = min(1, max_norm /
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import isfinite, sqrt
-
-
-def norm(squares: Mapping[str, float]) -> float:
-    """The global norm from the sum of squares of each parameter's gradient, by name.
-
-    Added in the order of the names, so that the norm does not depend on which rank held which parameter.
-    """
-    total = 0.0
-    for name in sorted(squares):
-        total += squares[name]
-    return sqrt(total)
+from math import isfinite
 
 
 def coefficient(norm: float, max_norm: float) -> float | None:

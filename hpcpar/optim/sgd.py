@@ -42,7 +42,5 @@ class SGD:
         """Update w (n,) and the state in place with the gradient scale x g (n,), which is used up; the same for every update t."""
         m = state["momentum"]
         for start, stop, decayed in segments:
-            part = slice(start, stop)
-            if decayed and self.weight_decay:
-                w[part] *= 1.0 - lr * self.weight_decay  # here, as the pass of the ops adds its decay to the gradient
-            update.sgd(w[part], g[part], m[part], lr, self.momentum, 0.0, scale)
+            part, decay = slice(start, stop), self.weight_decay if decayed else 0.0
+            update.sgd(w[part], g[part], m[part], lr, self.momentum, decay, scale)

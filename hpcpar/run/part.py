@@ -19,8 +19,7 @@ from hpcpar.parallel.buckets import Buckets
 class Part:
     """The arrays of stage `index` on this rank.
 
-    `keep` says whether versions that are still needed exist beside the newest (asynchronous schedules); `holders` are the pipeline
-    ranks that hold a copy of this stage, the first of which counts its parameters in norms and checkpoints.
+    `holders` are the pipeline ranks that hold a copy of this stage, the first of which counts its parameters in norms and checkpoints.
     """
 
     def __init__(self, stage: Stage, index: int, holders: tuple[int, ...], rule: Any, xp: Any, dtype: str):

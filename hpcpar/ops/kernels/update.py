@@ -28,8 +28,8 @@ def sgd(w, g, m, lr, momentum, decay, scale):
     number = w.dtype.type
     rate, keep, shrink, factor = number(lr), number(momentum), number(decay), number(scale)
     for i in range(w.size):
-        m[i] = m[i] * keep + (g[i] * factor + shrink * w[i])
-        w[i] -= rate * m[i]
+        m[i] = m[i] * keep + g[i] * factor
+        w[i] -= rate * (m[i] + shrink * w[i])
 
 
 @kernel()

@@ -36,8 +36,8 @@ def test_sgd_is_the_rule(random):
     before = [a.copy() for a in (w, g, m)]
     update.sgd(w, g, m, **SGD)
     for i, (a, b, c) in enumerate(zip(*(x.tolist() for x in before), strict=True)):
-        c = 0.9 * c + 0.7 * b + 0.1 * a
-        assert abs(m[i] - c) + abs(w[i] - (a - 0.01 * c)) < 1e-14
+        c = 0.9 * c + 0.7 * b
+        assert abs(m[i] - c) + abs(w[i] - (a - 0.01 * (c + 0.1 * a))) < 1e-14
     assert np.array_equal(g, before[1])
 
 

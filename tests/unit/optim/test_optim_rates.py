@@ -1,12 +1,12 @@
 """Learning rates at their corners, and clipping."""
 
 from itertools import pairwise
-from math import cos, inf, isnan, nan, pi
+from math import cos, inf, nan, pi
 
 import pytest
 
 from hpcpar.config import Train
-from hpcpar.optim import RATES, coefficient, norm, rate
+from hpcpar.optim import RATES, coefficient, rate
 
 
 def make(**more) -> Train:
@@ -58,12 +58,3 @@ def test_coefficient():
     assert coefficient(1.0, 1.0) == pytest.approx(1 / (1 + 1e-6), rel=1e-15)
     assert coefficient(100.0, 0.0) == 1.0  # no clipping
     assert coefficient(inf, 1.0) is None and coefficient(nan, 0.0) is None and coefficient(-inf, 0.0) is None
-
-
-def test_norm_adds_in_the_order_of_names():
-    squares = {"b": 1e16, "a": 1.0, "c": 1.0, "d": 1.0}
-    total = ((1.0 + 1e16) + 1.0) + 1.0
-    assert total != 1e16 + (1.0 + 1.0 + 1.0)  # the order shows
-    assert norm(squares) == norm(dict(reversed(squares.items()))) == total**0.5
-    assert norm({}) == 0.0 and norm({"a": 9.0, "b": 16.0}) == 5.0
-    assert norm({"a": inf, "b": 1.0}) == inf and isnan(norm({"a": nan, "b": 1.0}))

@@ -1,0 +1,26 @@
+"""The gradient norm: squares added in name order, and never finite where a gradient is not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hpcpar.parallel.norm import gradient_norm, norm_of
+
+
+@pytest.mark.mpi(sizes=(1,))
+def test_squares_are_added_in_name_order():
+    squares = np.array([1.0, 1e16, 1.0, 1.0])
+    total = ((1.0 + 1e16) + 1.0) + 1.0
+    assert total != 1e16 + (1.0 + 1.0 + 1.0)  # the order shows
+    assert norm_of(squares) == total**0.5
+    assert norm_of(np.zeros(0)) == 0.0
+    assert norm_of(np.array([9.0, 16.0])) == 5.0
+    assert norm_of(np.array([math.inf, 1.0])) == norm_of(np.array([math.nan, 1.0])) == math.inf
+
+
+@pytest.mark.mpi(sizes=(1,))
+def test_a_parameter_that_another_rank_counts_adds_nothing():
+    assert gradient_norm(["a", "b"], {"b": np.array([[3.0], [4.0]])}, None) == 5.0
