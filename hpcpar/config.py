@@ -65,11 +65,33 @@ class Model(Description, frozen=True):
 
 
 class Sync(Description, frozen=True):
-    """How data-parallel replicas are kept together."""
+    """How data-parallel replicas are kept together.
 
-    mode: Literal["bsp"] = "bsp"
+    bsp: one sum of gradients a step. local: every replica steps alone, and every `every` steps their weights are averaged. ssp, asp: a
+    sharded parameter server; a worker is at most `staleness` clocks ahead of the slowest, or as far as it gets.
+    """
+
+    mode: Literal["bsp", "local", "ssp", "asp"] = "bsp"
     bucket_mb: Annotated[float, msgspec.Meta(gt=0)] = 25.0
     first_bucket_mb: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    algorithm: Literal["mpi", "ring", "doubling", "two-level"] = "mpi"  # of the all-reduce of a bucket
+    progress: Literal["calls", "thread"] = "calls"  # who lets MPI move while a rank computes: calls between operations, or a thread
+    compress: Literal["none", "float16", "top-k", "powersgd"] = "none"  # what of a bucket's gradients is sent (bsp)
+    keep: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.01  # top-k: the share of elements that is sent
+    rank: Positive = 4  # powersgd: columns of the two factors
+    every: Positive = 1  # local: steps between averages
+    outer_rate: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # local: of the outer step; 1 with no momentum is the plain average
+    outer_momentum: Fraction = 0.0  # local: Nesterov's, as in DiLoCo
+    staleness: Count = 0  # ssp: clocks
+
+
+class Offload(Description, frozen=True):
+    """What leaves the device while it is not in use, and how much of the device the run may take."""
+
+    parameters: bool = False
+    optimizer: bool = False
+    activations: bool = False
+    device_mb: Annotated[float, msgspec.Meta(gt=0)] = 1024.0
 
 
 class Plan(Description, frozen=True):
@@ -92,6 +114,7 @@ class Plan(Description, frozen=True):
     replicas: tuple[Positive, ...] = ()
     updates: Literal["lazy", "eager"] = "lazy"
     sync: Sync = Sync()
+    offload: Offload | None = None
 
     @property
     def ranks(self) -> int:

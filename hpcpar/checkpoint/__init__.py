@@ -9,6 +9,7 @@ open(path).read("weights", "blocks.0.mlp.up.weight", slices)
 """
 
 from hpcpar.checkpoint.manifest import CheckpointError, newest, steps
+from hpcpar.checkpoint.ranges import boxes_within
 from hpcpar.checkpoint.read import Checkpoint, open, read_weights, weights_digest, weights_sha256
 from hpcpar.checkpoint.store import commit, discard, prepare, prune, write_part
 from hpcpar.checkpoint.verify import newest_intact, open_intact, verify
@@ -16,6 +17,7 @@ from hpcpar.checkpoint.verify import newest_intact, open_intact, verify
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "boxes_within",
     "commit",
     "discard",
     "newest",

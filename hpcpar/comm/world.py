@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from mpi4py import MPI
+from mpi4py.util import dtlib
 
 from hpcpar.comm import device
 from hpcpar.comm.alarm import Alarm
@@ -24,6 +26,14 @@ OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
 def _unrecorded(kind: str, start: int, end: int, **facts: Any) -> None:
     """Where no trace is wanted."""
+
+
+def _displacements(counts: Sequence[int]) -> list[int]:
+    return list(accumulate(counts, initial=0))[:-1]
+
+
+def _type(array: Any) -> Any:
+    return dtlib.from_numpy_dtype(array.dtype)
 
 
 class Group:
@@ -45,6 +55,45 @@ class Group:
         """All-reduce in place and return the array."""
         self.allreduce_start(array, op, operation, **facts).wait()
         return array
+
+    def reduce_scatter_start(
+        self, array: Any, into: Any, counts: Sequence[int], operation: str = "reduce_scatter", **facts: Any
+    ) -> Pending:
+        """Start to sum `array` (sum(counts),) over the group; rank i of it gets its piece of counts[i] elements `into` (counts[i],).
+
+        The bytes of the event are those of the whole array. The adjoint of `allgather_start`.
+        """
+        start, direct = time.perf_counter_ns(), self.world.direct and self.world.reduces
+        buffer = device.send_buffer(array, direct)
+        target, finish = device.receive_buffer(into, direct)
+        request = self.comm.Ireduce_scatter(buffer, target, list(counts), MPI.SUM)
+        return self._pending(request, "collective", operation, array.nbytes, (buffer, target, array, into), finish, start, facts)
+
+    def allgather_start(self, array: Any, counts: Sequence[int], operation: str = "allgather", **facts: Any) -> Pending:
+        """Start to fill `array` (sum(counts),) with the pieces of all ranks; this rank's piece of counts[index] elements stands in place.
+
+        The bytes of the event are those of the whole array.
+        """
+        start = time.perf_counter_ns()
+        buffer, finish = device.both_buffer(array, self.world.direct)
+        request = self.comm.Iallgatherv(MPI.IN_PLACE, [buffer, list(counts), _displacements(counts), _type(array)])
+        return self._pending(request, "collective", operation, array.nbytes, (buffer, array), finish, start, facts)
+
+    def alltoall_start(
+        self, send: Any, send_counts: Sequence[int], receive: Any, receive_counts: Sequence[int], operation: str = "alltoall", **facts: Any
+    ) -> Pending:
+        """Start to send piece i of `send` (sum(send_counts),) to rank i of the group and to fill `receive` with the pieces of all.
+
+        The bytes of the event are those of `send`. Its own adjoint with the counts exchanged.
+        """
+        start = time.perf_counter_ns()
+        buffer = device.send_buffer(send, self.world.direct)
+        target, finish = device.receive_buffer(receive, self.world.direct)
+        request = self.comm.Ialltoallv(
+            [buffer, list(send_counts), _displacements(send_counts), _type(send)],
+            [target, list(receive_counts), _displacements(receive_counts), _type(receive)],
+        )
+        return self._pending(request, "collective", operation, send.nbytes, (buffer, target, send, receive), finish, start, facts)
 
     def barrier(self) -> None:
         """Wait for every rank of the group."""

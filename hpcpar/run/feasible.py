@@ -29,8 +29,6 @@ def check_plan(plan: Plan, ranks: int) -> None:
     for key in ("tp", "cp", "ep"):
         if getattr(plan, key) > 1:
             raise PlanError(f"plan.{key} = {getattr(plan, key)}: this release cuts models along dp and pp alone; use plan.{key} = 1")
-    if plan.zero:
-        raise PlanError(f"plan.zero = {plan.zero}: this release does not shard optimizer state; use plan.zero = 0")
     if plan.sequence:
         raise PlanError("plan.sequence = true needs tensor parallelism, and plan.tp = 1; use plan.sequence = false")
     if plan.replicas and (len(plan.replicas) != plan.pp or plan.dp > 1):
@@ -43,6 +41,51 @@ def check_plan(plan: Plan, ranks: int) -> None:
             f"the plan needs {plan.ranks} ranks ({product} x cp = {plan.cp} x tp = {plan.tp}), the launch has {ranks}; "
             f"use mpirun -n {plan.ranks}, or another plan"
         )
+
+
+def check_sharing(config: Config) -> None:
+    """Raise PlanError if the way in which data-parallel replicas share work and memory cannot be."""
+    for check in (check_zero, check_algorithm, check_compress, check_local, check_stale, check_offload):
+        check(config)
+
+
+def check_zero(config: Config) -> None:
+    """Sharded optimizer state, gradients and parameters."""
+    if config.plan.zero:
+        raise PlanError(f"plan.zero = {config.plan.zero}: this release does not shard optimizer state; use plan.zero = 0")
+
+
+def check_algorithm(config: Config) -> None:
+    """The all-reduce of a bucket, and who lets it move."""
+    sync = config.plan.sync
+    if sync.algorithm != "mpi":
+        raise PlanError(f'plan.sync.algorithm = "{sync.algorithm}": this release uses the MPI\'s own alone; use "mpi"')
+    if sync.progress != "calls":
+        raise PlanError(f'plan.sync.progress = "{sync.progress}": this release has no progress thread; use "calls"')
+
+
+def check_compress(config: Config) -> None:
+    """Compressed gradients."""
+    if config.plan.sync.compress != "none":
+        raise PlanError(f'plan.sync.compress = "{config.plan.sync.compress}": this release sends gradients whole; use "none"')
+
+
+def check_local(config: Config) -> None:
+    """Local SGD and its relatives."""
+    if config.plan.sync.mode == "local":
+        raise PlanError('plan.sync.mode = "local": this release synchronises at every step; use "bsp"')
+
+
+def check_stale(config: Config) -> None:
+    """The parameter server."""
+    if config.plan.sync.mode in ("ssp", "asp"):
+        raise PlanError(f'plan.sync.mode = "{config.plan.sync.mode}": this release synchronises at every step; use "bsp"')
+
+
+def check_offload(config: Config) -> None:
+    """What leaves the device."""
+    if config.plan.offload:
+        raise PlanError("plan.offload: this release keeps everything on the device; leave the table out")
 
 
 def microbatch_size(config: Config) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpcpar import checkpoint
+from hpcpar.checkpoint.store import Tensor
 from hpcpar.config import tables
 from hpcpar.errors import PlanError
 from hpcpar.layout import Layout
@@ -31,7 +32,7 @@ def host_array(view: Any) -> np.ndarray:
     return view if isinstance(view, np.ndarray) else view.get()
 
 
-def _owned(trainer: Trainer) -> Iterator[tuple[str, str, tuple[int, ...], tuple[slice, ...], np.ndarray]]:
+def _owned(trainer: Trainer) -> Iterator[Tensor]:
     p = trainer.pipeline
     rule = trainer.config.train.optimizer
     for part in trainer.parts.values():
@@ -41,6 +42,7 @@ def _owned(trainer: Trainer) -> Iterator[tuple[str, str, tuple[int, ...], tuple[
                 slices = Layout(parameter.shape).slices(p.mesh, trainer.world.rank)
                 for kind, views in kinds.items():
                     yield kind, name, parameter.shape, slices, host_array(views[name])
+    yield from trainer.extras()
 
 
 def save(trainer: Trainer, folder: Path, keep: int) -> Path:
@@ -103,4 +105,5 @@ def restore(trainer: Trainer, path: Path) -> None:
         if len(counts) > 1:
             raise PlanError(f"{path}: the parameters of stage {part.index} had {sorted(counts)} updates; resume with the plan that made it")
         part.applied = counts.pop()
+    trainer.restore_extras(at)
     trainer.resume(at.step)

@@ -23,15 +23,14 @@ from hpcpar.nn.describe import parameters
 from hpcpar.ops.warm import warm
 from hpcpar.optim import rate
 from hpcpar.run import feasible, host, saving, settings
-from hpcpar.run.asynchronous import Asynchronous
 from hpcpar.run.build import build, program_of
 from hpcpar.run.emulate import emulated
 from hpcpar.run.evaluate import evaluate
 from hpcpar.run.feed import Feed
+from hpcpar.run.modes import trainer_for
 from hpcpar.run.output import Output, refuse_overwriting
 from hpcpar.run.progress import Progress
 from hpcpar.run.recorder import Recorder
-from hpcpar.run.synchronous import Synchronous
 from hpcpar.run.trainer import Result, Trainer
 from hpcpar.trace.index import write_index
 from hpcpar.trace.writer import Writer
@@ -74,7 +73,7 @@ class Session:
             times = config.train.emulate
             agreed(world, lambda: emulated(self.pipeline, times, self.size))
         feed = Feed(self.corpus, config.train.batch, self.size, self.pipeline.replica, config.plan.dp)
-        kind = Synchronous if self.program.schedule.synchronous else Asynchronous
+        kind = trainer_for(config.plan.sync.mode, self.program.schedule.synchronous)
         self.trainer: Trainer = kind(config, self.pipeline, feed, recorder, self.xp)
         if self.path:
             path = self.path
@@ -85,6 +84,7 @@ class Session:
     def _check(self) -> tuple[Any, int]:
         feasible.check_model(self.config.model)
         feasible.check_plan(self.config.plan, self.world.size)
+        feasible.check_sharing(self.config)
         return program_of(self.config), feasible.microbatch_size(self.config)
 
     def _prepare(self, folder: Path, resume: bool) -> None:

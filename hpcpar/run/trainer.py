@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hpcpar import checkpoint
+from hpcpar.checkpoint.store import Tensor
 from hpcpar.config import Config
 from hpcpar.nn.context import Frame
 from hpcpar.nn.describe import parameters
@@ -53,6 +55,14 @@ class Trainer(ABC):
     def resume(self, steps: int) -> None:
         """The weights are those after `steps` steps."""
         self.steps = steps
+
+    def extras(self) -> Iterator[Tensor]:
+        """State besides weights and optimizer that a run needs to go on, such as what compression still owes: none here."""
+        return iter(())
+
+    def restore_extras(self, found: checkpoint.Checkpoint) -> None:
+        """Read what `extras` wrote; raises PlanError where another plan cannot go on from it."""
+        return None
 
     def _taken(self, k: int, step: int, microbatch: int) -> tuple[Any, Any]:
         """ids (B, T) and labels (B*T,) on the device, kept under `k` from the forward to the backward."""
