@@ -1,5 +1,5 @@
 # make run    a small GPT on real text over 4 ranks, and the analysis of its trace
-# make test   all checks
+# make test   all checks        make test-long   emulations of minutes besides
 
 PYTHON ?= python3
 VENV   := .venv
@@ -9,7 +9,7 @@ OUT    ?= runs/first
 SHELL  := /bin/bash
 
 .DELETE_ON_ERROR:
-.PHONY: run test test-quick lint unit standin mpi runs openmpi test-gpu bench clean
+.PHONY: run test test-long test-quick lint unit standin mpi runs openmpi test-gpu bench clean
 
 run: $(VENV)/.run
 	rm -rf $(OUT)
@@ -38,12 +38,16 @@ mpi: $(VENV)/.test
 # Emulation measures times: it has the machine to itself.
 runs: $(VENV)/.test
 	$(BIN)/python -m pytest tests/runs -n 2 --ignore tests/runs/test_emulation.py
-	$(BIN)/python -m pytest tests/runs/test_emulation.py
+	$(BIN)/python -m pytest tests/runs/test_emulation.py -m "not long"
+
+# What takes minutes more: every schedule emulated on eight stages, sixteen stages.
+test-long: test
+	$(BIN)/python -m pytest tests/runs/test_emulation.py -m long
 
 # The same proofs with the other MPI, in an environment of its own: two MPI libraries in one would be one too many.
 openmpi: .venv-openmpi/.test
 	set -e; export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; for n in 2 4; do \
-	  timeout 300 .venv-openmpi/bin/mpirun --oversubscribe -n $$n .venv-openmpi/bin/python tests/mpi/run.py -k "gpt-tied or deep-tied or list or stashing"; done
+	  timeout 300 .venv-openmpi/bin/mpirun --oversubscribe -n $$n .venv-openmpi/bin/python tests/mpi/run.py -k "gpt-tied or deep-tied or list or stashing or took_place or hundred"; done
 
 # The operations and the parallel suite through a stand-in for cupy, which has only the real module's names.
 standin: $(VENV)/.test

@@ -74,7 +74,7 @@ class Sync(Description, frozen=True):
     mode: Literal["bsp", "local", "ssp", "asp"] = "bsp"
     bucket_mb: Annotated[float, msgspec.Meta(gt=0)] = 25.0
     first_bucket_mb: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    algorithm: Literal["mpi", "ring", "doubling", "two-level"] = "mpi"  # of the all-reduce of a bucket
+    algorithm: Literal["auto", "mpi", "ring", "doubling", "halving", "two-level"] = "auto"  # of the all-reduce of a bucket
     progress: Literal["calls", "thread"] = "calls"  # who lets MPI move while a rank computes: calls between operations, or a thread
     compress: Literal["none", "float16", "top-k", "powersgd"] = "none"  # what of a bucket's gradients is sent (bsp)
     keep: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.01  # top-k: the share of elements that is sent
@@ -124,13 +124,21 @@ class Plan(Description, frozen=True):
 
 
 class Emulate(Description, frozen=True):
-    """Seconds of a whole rank's share of one microbatch, slept instead of computed; `slow` holds factors by rank."""
+    """Seconds of a whole rank's share of one microbatch, slept instead of computed; `slow` holds factors by rank.
+
+    With `slow` alone, ranks compute, and a slow one then sleeps until it has taken its factor of the time.
+    """
 
     F: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     I: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     W: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     slow: dict[str, float] = {}
     profile: str = ""  # a profile file: times by layer instead of F, I and W
+
+    @property
+    def computes(self) -> bool:
+        """Whether the arithmetic is real."""
+        return bool(self.slow) and not (self.F or self.I or self.W or self.profile)
 
 
 class Train(Description, frozen=True):
@@ -154,6 +162,11 @@ class Train(Description, frozen=True):
     eval_every: Count = 0  # 0 = at the end only
     eval_samples: Positive = 256
     emulate: Emulate | None = None
+
+    @property
+    def asleep(self) -> bool:
+        """Whether ranks sleep instead of computing: losses are then none, and no arithmetic is measured."""
+        return self.emulate is not None and not self.emulate.computes
 
 
 class Data(Description, frozen=True):

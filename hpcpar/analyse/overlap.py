@@ -1,4 +1,4 @@
-"""How much of the communication is hidden behind compute.
+"""How much of the communication, and of the copies between host and device, is hidden behind compute.
 
 collective   |=========|          hidden = 6 of 9: while the rank computed; the rest it waited or stood idle
 compute    |------|  |----|
@@ -15,7 +15,7 @@ from hpcpar.analyse.steps import Steps, training
 from hpcpar.trace import Trace
 from hpcpar.trace.schema import COMPUTE, Kind
 
-CHANNELS = {"collective": (Kind.COLLECTIVE,), "send_receive": (Kind.SEND, Kind.RECEIVE)}
+CHANNELS = {"collective": (Kind.COLLECTIVE,), "send_receive": (Kind.SEND, Kind.RECEIVE), "copy": (Kind.COPY,)}
 
 
 def overlap(trace: Trace, found: Steps) -> list[dict[str, Any]]:

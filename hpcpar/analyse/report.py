@@ -5,6 +5,7 @@
     throughput   tokens_per_s, flops_per_s, fraction, ...                                            throughput.py
     shares       a row a rank                                                                        shares.py
     overlap      a row a rank                                                                        overlap.py
+    workers      a row a rank: steps by its own clock, waits, staleness                              workers.py
     bubble       measured, clock, closed_form                                                        bubble.py
     volumes      operations, pairs                                                                   volumes.py
     memory       peaks in bytes, a row a rank                                                        memory.py
@@ -23,6 +24,7 @@ from hpcpar.analyse.shares import shares
 from hpcpar.analyse.steps import steps, summary
 from hpcpar.analyse.throughput import throughput
 from hpcpar.analyse.volumes import volumes
+from hpcpar.analyse.workers import workers
 from hpcpar.trace import Trace
 
 
@@ -42,6 +44,7 @@ def report(trace: Trace) -> dict[str, Any]:
         "throughput": throughput(trace, found),
         "shares": shares(trace, found),
         "overlap": overlap(trace, found),
+        "workers": workers(trace),
         "bubble": bubble(trace, found),
         "volumes": volumes(trace, found),
         "memory": peaks(trace),

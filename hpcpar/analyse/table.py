@@ -26,19 +26,30 @@ SHARES = {
     "collective": "coll",
     "wait_messages": "wait\nmsg",
     "wait_collectives": "wait\ncoll",
+    "wait_copies": "wait\ncopy",
     "copy": "copy",
     "io": "i/o",
     "idle": "idle",
 }
 LEGEND = (
     "time of the steps by rank, %: compute, all and by kind; blocking calls (send,\n"
-    "recv and coll: collectives); waits for messages and collectives; idle"
+    "recv and coll: collectives); waits for messages, collectives and copies; idle"
 )
 OVERLAP = {
     "collective_s": "collectives",
     "collective_hidden": "hidden",
     "send_receive_s": "sends, receives",
     "send_receive_hidden": "hidden ",
+    "copy_s": "copies",
+    "copy_hidden": "hidden  ",
+}
+WORKERS = {
+    "steps": "steps",
+    "steps_per_s": "steps/s",
+    "wait": "wait, %",
+    "wait_clock": "for clocks, %",
+    "staleness_mean": "staleness, mean",
+    "staleness_max": "most",
 }
 ALWAYS = ("compute", "F", "B", "send_receive", "collective", "wait_messages", "wait_collectives", "idle")
 
@@ -51,12 +62,16 @@ def tables(report: dict[str, Any]) -> list[RenderableType]:
     out.append(_facts([("", report)]))
     if report["shares"]:
         out += _by_rank(LEGEND, report["shares"], _share_columns(report["shares"]), _percent)
-        out += _by_rank("communication under way in a step, ms, and what compute hides of it, %", report["overlap"], OVERLAP, _overlap)
+        columns = {k: title for k, title in OVERLAP.items() if not k.startswith("copy") or any(row["copy_s"] for row in report["overlap"])}
+        out += _by_rank("communication under way in a step, ms, and what compute hides of it, %", report["overlap"], columns, _overlap)
+    if any(row["staleness_mean"] is not None for row in report["workers"]):
+        out += _by_rank("workers, each by its own clock", report["workers"], WORKERS, _worker)
     if report["volumes"]["operations"]:
         out += _volumes(report["volumes"]["operations"])
     kinds = sorted({kind for row in report["memory"] for kind in row if kind != "rank"})
     if kinds:
-        out += _by_rank("most held by rank", report["memory"], {k: k for k in kinds}, lambda _, x: size(x))
+        titles = {kind: kind.replace(" ", "\n") for kind in kinds}
+        out += _by_rank("most held by rank", report["memory"], titles, lambda _, x: size(x), wide=6)
     return out
 
 
@@ -159,10 +174,16 @@ def _overlap(name: str, x: float | None) -> str:
     return _percent(name, x) if name.endswith("hidden") or x is None else f"{1e3 * x:.4g}"
 
 
-def _by_rank(title: str, rows: Sequence[dict[str, Any]], columns: dict[str, str], text: Callable[[str, Any], str]) -> list[RenderableType]:
+def _worker(name: str, x: float | None) -> str:
+    return _percent(name, x) if name.startswith("wait") or x is None else f"{x:.4g}"
+
+
+def _by_rank(
+    title: str, rows: Sequence[dict[str, Any]], columns: dict[str, str], text: Callable[[str, Any], str], wide: int = COLUMNS
+) -> list[RenderableType]:
     """A row a rank, or least, mean and most where there are many; more columns than a terminal is wide follow in a table of their own."""
     names = list(columns)
-    parts = [names[i : i + COLUMNS] for i in range(0, len(names), COLUMNS)]
+    parts = [names[i : i + wide] for i in range(0, len(names), wide)]
     fill = _each if len(rows) <= ROWS else _extremes
     return [title, *(fill(rows, {name: columns[name] for name in part}, text) for part in parts)]
 
@@ -190,10 +211,11 @@ def _extremes(rows: Sequence[dict[str, Any]], columns: dict[str, str], text: Cal
 
 
 def _volumes(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    table = _table(["", "operation", "axis", "calls", "bytes", "a step"])
+    table = _table(["", "operation", "axis", "calls", "bytes", "a step", "on a ring"])
     for row in rows:
-        table.add_row(row["kind"], row["operation"], row["axis"], f"{row['calls']:,}", size(row["bytes"]), size(row["bytes_per_step"]))
-    return ["sent over all ranks", table]
+        calls, sizes = f"{row['calls']:,}", (size(row[k]) for k in ("bytes", "bytes_per_step", "ring_bytes_per_step"))
+        table.add_row(row["kind"], row["operation"], row["axis"], calls, *sizes)
+    return ["sent over all ranks; on a ring: what a rank would send a step", table]
 
 
 def _table(columns: Sequence[str], header: bool = True) -> Table:

@@ -35,7 +35,7 @@ def throughput(trace: Trace, found: Steps) -> dict[str, Any] | None:
         return None
     mean_s = float(found.seconds[found.measured].mean())
     tokens = described.train.batch * described.model.context
-    flops = None if described.train.emulate else step_flops(described.model, described.train.batch)
+    flops = None if described.train.asleep else step_flops(described.model, described.train.batch)
     machine = _machine(trace)
     rate = flops / mean_s if flops is not None and mean_s else None
     return {

@@ -1,30 +1,40 @@
-"""What was sent: calls and bytes by operation and axis, and by pair of ranks; counted, never inferred from times.
+"""What was sent, or copied between host and device: calls and bytes by operation and axis, and by pair of ranks; counted, never inferred.
 
 Every step counts, the warm-up too: volumes do not depend on speed. A collective is one call on each rank that takes part, with the bytes of
-that rank's array; a message counts where it is sent, and its receive in a row of its own.
+that rank's array; a message counts where it is sent, and its receive in a row of its own. What an all-reduce, reduce-scatter or all-gather
+of gradients and weights costs is counted as a ring sends it, whatever the MPI does (forms/data.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from hpcpar.analyse.steps import Steps, training
+from hpcpar.forms.data import RING_PASSES, ring_bytes
+from hpcpar.schedule import SCHEDULES
 from hpcpar.trace import Trace
 from hpcpar.trace.schema import Axis, Kind, Operation
 
-KINDS = (Kind.SEND, Kind.RECEIVE, Kind.COLLECTIVE)
+KINDS = (Kind.SEND, Kind.RECEIVE, Kind.COLLECTIVE, Kind.COPY)
 
 
 def volumes(trace: Trace, found: Steps) -> dict[str, Any]:
-    """`operations`: rows of kind, operation, axis, calls, bytes, bytes_per_step; `pairs`: rows of source, destination, calls, bytes."""
+    """`operations`: rows of kind, operation, axis, calls, bytes, bytes_per_step and, of a collective that a ring can do,
+    ring_bytes_per_step: what a readable rank would send on average; `pairs`: rows of source, destination, calls, bytes.
+    """
+    ring: dict[tuple[int, int, int], Fraction] = {}
+    size_of = group_sizes(trace.description, trace.ranks)
     operations: dict[tuple[int, int, int], list[int]] = {}
     pairs: dict[tuple[int, int], list[int]] = {}
     for rank in trace.present:
         events = training(trace.events(rank))
         events = events[np.isin(events["kind"], KINDS) & np.isin(events["step"], found.numbers)]
         _add(operations, np.stack([events["kind"], events["operation"], events["axis"]], axis=1), events["bytes"])
+        _add_ring(ring, events, size_of)
         sends = events[events["kind"] == Kind.SEND]
         _add(pairs, np.stack([np.full(len(sends), rank), sends["peer"]], axis=1), sends["bytes"])
     count = max(1, len(found.numbers))
@@ -37,11 +47,42 @@ def volumes(trace: Trace, found: Steps) -> dict[str, Any]:
                 "calls": calls,
                 "bytes": total,
                 "bytes_per_step": total / count,
+                "ring_bytes_per_step": float(ring[k, o, a] / (count * len(trace.present))) if (k, o, a) in ring else None,
             }
             for (k, o, a), (calls, total) in sorted(operations.items())
         ],
         "pairs": [{"source": s, "destination": d, "calls": calls, "bytes": total} for (s, d), (calls, total) in sorted(pairs.items())],
     }
+
+
+def group_sizes(description: dict[str, Any], ranks: int) -> Callable[[int, int], int | None]:
+    """How many ranks take part in a collective of (axis, stage), from the description of the run; None where that does not say."""
+    plan = (description.get("config") or {}).get("plan") or {}
+    family = SCHEDULES.get(plan.get("schedule", ""))
+
+    def size(axis: int, stage: int) -> int | None:
+        if axis == Axis.WORLD:
+            return ranks
+        if axis != Axis.DP or family is None:
+            return None
+        if plan.get("replicas"):
+            return plan["replicas"][stage]
+        return plan.get("dp", 1) * (getattr(family, "copies", 1) if stage >= 0 else 1)
+
+    return size
+
+
+def _add_ring(into: dict[Any, Fraction], events: np.ndarray, size_of: Callable[[int, int], int | None]) -> None:
+    """Add the bytes that a rank would send on a ring, exactly, for each operation that a ring can do among a known number of ranks."""
+    for operation in RING_PASSES:
+        code = Operation[operation.upper()]
+        mine = events[(events["kind"] == Kind.COLLECTIVE) & (events["operation"] == code)]
+        for axis, stage in np.unique(np.stack([mine["axis"], mine["stage"]], axis=1).astype(np.int64), axis=0).tolist():
+            size = size_of(axis, stage)
+            if size is not None:
+                total = int(mine["bytes"][(mine["axis"] == axis) & (mine["stage"] == stage)].sum())
+                key = (int(Kind.COLLECTIVE), int(code), axis)
+                into[key] = into.get(key, Fraction()) + ring_bytes(operation, total, size)
 
 
 def _add(into: dict[Any, list[int]], keys: np.ndarray, sizes: np.ndarray) -> None:

@@ -26,6 +26,11 @@ def box_of(slices: Sequence[slice], shape: Sequence[int]) -> Box:
     return tuple(found)
 
 
+def whole(shape: Sequence[int]) -> tuple[slice, ...]:
+    """The slices of all of an array."""
+    return tuple(slice(0, n) for n in shape)
+
+
 def extent(box: Box) -> tuple[int, ...]:
     """The shape of a box."""
     return tuple(stop - start for start, stop in box)

@@ -1,4 +1,4 @@
-"""hpcpar bench: the training step against this machine's matrix rate, the cost of the trace, and (under mpirun) weak scaling."""
+"""hpcpar bench: the training step against this machine's matrix rate and the cost of the trace; under mpirun the all-reduce and scaling."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import argparse
 import json
 from typing import Any
 
+from hpcpar.errors import PlanError
+
+ALONE, TOGETHER = ("step", "trace"), ("allreduce", "scaling", "pipeline")
+
 
 def add(verbs: Any) -> None:
     """Register the verb."""
-    p = verbs.add_parser("bench", help="measure the training step; under mpirun: weak scaling")
+    p = verbs.add_parser("bench", help="measure the training step; under mpirun: the all-reduce, weak scaling, a pipeline")
     p.add_argument("--json", action="store_true")
+    p.add_argument("--only", metavar="A,B", help=f"alone: {', '.join(ALONE)}; under mpirun: {', '.join(TOGETHER)}; all if not said")
+    p.add_argument("--variants", default="auto,mpi", metavar="A,B", help="of scaling: algorithms of plan.sync, or thread (auto,mpi)")
     p.set_defaults(func=run)
 
 
@@ -18,16 +24,28 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print ratios."""
     from mpi4py import MPI
 
+    from hpcpar.collectives import ALGORITHMS
     from hpcpar.comm.world import World
-    from hpcpar.measure import bench
+    from hpcpar.measure import allreduce, bench
 
-    world = World()
-    if world.size == 1:
-        found: dict[str, Any] = {"step": bench.step(world), "trace": bench.trace(world)}
-    else:
-        world.set_waiting("yield")  # while one rank is timed alone, the others leave it the machine
-        alone = World(MPI.COMM_SELF.Dup())
-        found = {"scaling": bench.scaling(world, alone), "pipeline": bench.pipeline(world, alone)}
+    world = World(wait="auto")
+    every = ALONE if world.size == 1 else TOGETHER
+    wanted = args.only.split(",") if args.only else every
+    variants = args.variants.split(",")
+    for option, words, known in (("only", wanted, every), ("variants", variants, ("auto", "mpi", "thread", *ALGORITHMS))):
+        if unknown := [w for w in words if w not in known]:
+            error = PlanError(f"--{option} {unknown[0]}: on {world.size} ranks there are {', '.join(known)}")
+            error.quiet = world.rank != 0
+            raise error
+    alone = World(MPI.COMM_SELF.Dup())
+    measures = {
+        "step": lambda: bench.step(world),
+        "trace": lambda: bench.trace(world),
+        "allreduce": lambda: allreduce.measure(world),
+        "scaling": lambda: bench.scaling(world, alone, variants),
+        "pipeline": lambda: bench.pipeline(world, alone),
+    }
+    found = {name: measures[name]() for name in every if name in wanted}
     if world.rank == 0:
         print(json.dumps(found) if args.json else "\n".join(_lines(found)))
     return 0
@@ -45,11 +63,24 @@ def _lines(found: dict[str, Any]) -> list[str]:
         ]
     if t := found.get("trace"):
         out.append(f"  trace            {t['overhead']:8.2%} of the step  ({t['record_ns']:.0f} ns an event)")
+    if a := found.get("allreduce"):
+        out.append(
+            f"all-reduce of {a['bytes'] / 2**20:.0f} MiB over {a['ranks']} ranks, auto = {a['auto']}; "
+            f"a copy of it by each rank at once takes {a['copy_s'] * 1e3:.2f} ms"
+        )
+        out += [
+            f"  {name:16} {w['seconds'] * 1e3:8.2f} ms  {w['against_mpi']:5.2f} x as fast as the MPI's own, {w['copies']:.1f} copies"
+            for name, w in a["ways"].items()
+        ]
     if w := found.get("scaling"):
         out.append(
-            f"weak scaling on {w['ranks']} ranks of one thread: {w['efficiency']:.1%}  "
-            f"(alone {w['alone_s']:.3f} s, together {w['together_s']:.3f} s)"
+            f"weak scaling on {w['ranks']} ranks of one thread, {w['microbatches']} microbatches: alone {w['alone_s']:.3f} s, "
+            f"all at once and apart {w['apart_s']:.3f} s ({w['apart']:.1%}: contention for the memory)"
         )
+        out += [
+            f"  {name:16} {v['efficiency']:8.1%}  (together {v['together_s']:.3f} s, synchronisation {v['synchronisation']:+.1%})"
+            for name, v in w["variants"].items()
+        ]
     if q := found.get("pipeline"):
         out.append(
             f"1F1B over {q['ranks']} ranks, {q['microbatches']} microbatches: {q['over_closed_form']:+.1%} on the closed form  "

@@ -59,7 +59,7 @@ def _rates(described: config.Config) -> Any:
     """What rank 0 measures before step 1; an emulated run computes nothing, and measures nothing."""
 
     def measure() -> dict[str, Any]:
-        if described.train.emulate or described.run.trace == "off":
+        if described.train.asleep or described.run.trace == "off":
             return {}
         from hpcpar.measure.rates import matrix_rate_of
 

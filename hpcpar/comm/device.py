@@ -225,10 +225,26 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _pinned(array: Array) -> np.ndarray:
-    import cupyx
+class Pinned:
+    """Arrays in page-locked host memory, which a device copies from and to while it computes; it stands where an array module stands."""
 
-    return cupyx.empty_pinned(array.shape, array.dtype)
+    @staticmethod
+    def empty(shape: Any, dtype: Any) -> np.ndarray:
+        """An array that nobody has written."""
+        import cupyx
+
+        return cupyx.empty_pinned(shape, dtype)
+
+    @staticmethod
+    def zeros(shape: Any, dtype: Any) -> np.ndarray:
+        """An array of zeros."""
+        import cupyx
+
+        return cupyx.zeros_pinned(shape, dtype)
+
+
+def _pinned(array: Array) -> np.ndarray:
+    return Pinned.empty(array.shape, array.dtype)
 
 
 def _contiguous(array: Array) -> None:

@@ -9,6 +9,7 @@ Every wait ends: by the message, or by a timeout that says what was missing.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -55,9 +56,9 @@ class Waiter:
 
 
 class Pending:
-    """One non-blocking operation: `test` and `wait`, each of which may complete it."""
+    """One non-blocking operation: `test` and `wait`, each of which may complete it, from one thread at a time."""
 
-    __slots__ = ("_array", "_done", "_finish", "_outstanding", "_record", "_request", "_start", "_waiter", "facts", "kind")
+    __slots__ = ("_array", "_done", "_finish", "_lock", "_outstanding", "_record", "_request", "_start", "_waiter", "facts", "kind")
 
     def __init__(
         self,
@@ -80,34 +81,52 @@ class Pending:
         self._finish = finish
         self._start = time.perf_counter_ns() if start is None else start
         self._done = False
+        self._lock = threading.Lock()
         self._outstanding = outstanding
         outstanding.append(self)
 
     def test(self) -> bool:
-        """Whether it is complete; lets MPI make progress."""
-        if not self._done and self._request.Test():
-            self._complete()
+        """Whether it is complete; lets MPI make progress. False too while another thread (progress.py) is at it."""
+        if self._done:
+            return True
+        if not self._lock.acquire(blocking=False):
+            time.sleep(0)  # whoever is at it may need the interpreter
+            return self._done
+        try:
+            if not self._done and self._request.Test():
+                self._complete()
+        finally:
+            self._lock.release()
         return self._done
 
     def wait(self) -> None:
-        """Return when it is complete; the time that the rank stood still is an event of its own."""
+        """Return when it is complete; the time that the rank stood still is an event of its own.
+
+        Meanwhile all that is on its way moves: an all-reduce by rounds does so by tests alone, and another rank may wait for it.
+        """
         if self.test():
             return
         start = time.perf_counter_ns()
-        self._waiter.until(self.test, self.describe)
+        self._waiter.until(self._test_all, self.describe)
         self._record("wait", start, time.perf_counter_ns(), **self.facts)
+
+    def _test_all(self) -> bool:
+        for other in tuple(self._outstanding):
+            other.test()
+        return self.test()
 
     def describe(self) -> str:
         """What is awaited, in words."""
         f = self.facts
         peer = f" with rank {f['peer']}" if f.get("peer", -1) >= 0 else ""
-        where = f" of stage {f['stage']}, microbatch {f['microbatch']}" if f.get("stage", -1) >= 0 else ""
+        where = f" of stage {f['stage']}" if f.get("stage", -1) >= 0 else ""
+        where += f", microbatch {f['microbatch']}" if f.get("microbatch", -1) >= 0 else ""
         return f"{self.kind} {f.get('operation', '')}{peer}{where} ({f.get('bytes', 0)} bytes, axis {f.get('axis', '?')})"
 
     def _complete(self) -> None:
-        self._done = True
         if self._finish:
             self._finish()
         self._outstanding.remove(self)
         self._array = None
         self._record(self.kind, self._start, time.perf_counter_ns(), **self.facts)
+        self._done = True  # last: from here on another thread uses the array and goes on to the next step of the trace

@@ -11,15 +11,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from mpi4py import MPI
 from mpi4py.util import dtlib
 
+from hpcpar import collectives
 from hpcpar.comm import device
 from hpcpar.comm.alarm import Alarm
 from hpcpar.comm.pending import Pending, Record, Waiter
+from hpcpar.comm.progress import Thread, require_threads
+from hpcpar.comm.rounds import Rounds
 
 OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
@@ -43,13 +46,29 @@ class Group:
         self.world, self.comm, self.axis, self.ranks = world, comm, axis, ranks
         self.size = len(ranks)
         self.index = comm.Get_rank()
+        self._by_rounds = 0  # all-reduces by rounds so far, the same number on every rank
 
-    def allreduce_start(self, array: Any, op: str = "sum", operation: str = "allreduce", **facts: Any) -> Pending:
-        """Start the all-reduce of a contiguous array in place."""
+    def allreduce_start(self, array: Any, op: str = "sum", operation: str = "allreduce", algorithm: str = "mpi", **facts: Any) -> Pending:
+        """Start the all-reduce of a contiguous array in place; algorithms by rounds ("auto", those of `collectives`) are for sums."""
         world, start = self.world, time.perf_counter_ns()
-        buffer, finish = device.both_buffer(array, world.direct and world.reduces)
-        request, keep = self.comm.Iallreduce(MPI.IN_PLACE, buffer, OPS[op]), (buffer, array)
-        return self._pending(request, "collective", operation, array.nbytes, keep, finish, start, facts)
+        table = self._table(array, op, algorithm)
+        buffer, finish = device.both_buffer(array, world.direct and (table is not None or world.reduces))
+        request: Any
+        if table is None:
+            request = self.comm.Iallreduce(MPI.IN_PLACE, buffer, OPS[op])
+        else:
+            self._by_rounds += 1
+            request = Rounds(self.comm, self.index, table, buffer.reshape(-1), self._by_rounds)
+        return self._pending(request, "collective", operation, array.nbytes, (buffer, array), finish, start, facts)
+
+    def _table(self, array: Any, op: str, algorithm: str) -> collectives.Table | None:
+        """The rounds of an all-reduce; None for the MPI's own. Raises ValueError for rounds that would not sum."""
+        if algorithm == "mpi":
+            return None
+        if op != "sum":
+            raise ValueError(f'the all-reduce "{algorithm}" sums; use "mpi" for {op}')
+        nodes = collectives.normal([self.world.nodes[r] for r in self.ranks])
+        return collectives.chosen(algorithm, nodes, array.size, array.itemsize, not device.on_device(array))
 
     def allreduce(self, array: Any, op: str = "sum", operation: str = "allreduce", **facts: Any) -> Any:
         """All-reduce in place and return the array."""
@@ -61,9 +80,16 @@ class Group:
     ) -> Pending:
         """Start to sum `array` (sum(counts),) over the group; rank i of it gets its piece of counts[i] elements `into` (counts[i],).
 
-        The bytes of the event are those of the whole array. The adjoint of `allgather_start`.
+        With None it gets them in place, at the beginning of `array`, whose other elements are then undefined; raises ValueError where
+        counts ascend. The bytes of the event are those of the whole array. The adjoint of `allgather_start`.
         """
         start, direct = time.perf_counter_ns(), self.world.direct and self.world.reduces
+        if into is None:
+            if any(a < b for a, b in pairwise(counts)):  # MPICH 5.0.2 ends the program where a piece overlaps the place that it goes to
+                raise ValueError(f"counts {list(counts)} ascend; a sum in place needs a piece behind the place where it is to stand")
+            both, finish = device.both_buffer(array, direct)
+            request = self.comm.Ireduce_scatter(MPI.IN_PLACE, both, list(counts), MPI.SUM)
+            return self._pending(request, "collective", operation, array.nbytes, (both, array), finish, start, facts)
         buffer = device.send_buffer(array, direct)
         target, finish = device.receive_buffer(into, direct)
         request = self.comm.Ireduce_scatter(buffer, target, list(counts), MPI.SUM)
@@ -94,6 +120,10 @@ class Group:
             [target, list(receive_counts), _displacements(receive_counts), _type(receive)],
         )
         return self._pending(request, "collective", operation, send.nbytes, (buffer, target, send, receive), finish, start, facts)
+
+    def twin(self) -> Group:
+        """The same ranks on a communicator of its own: its collectives are matched apart from this one's; collective."""
+        return Group(self.world, self.comm.Dup(), self.axis, self.ranks)
 
     def barrier(self) -> None:
         """Wait for every rank of the group."""
@@ -133,6 +163,7 @@ class World(Group):
         comm = MPI.COMM_WORLD.Dup() if comm is None else comm
         self.record, self.direct, self.reduces = record, direct, reduces  # what MPI may do on device memory
         self.outstanding: list[Pending] = []
+        self.thread: Thread | None = None
         self.rank = comm.Get_rank()
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         super().__init__(self, comm, "world", tuple(range(comm.Get_size())))
@@ -140,6 +171,7 @@ class World(Group):
         self.node_ranks, self.node_rank = node.Get_size(), node.Get_rank()
         masks = node.allgather(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1)))
         self.cores = len(set().union(*masks))  # of the node, that its ranks may use together, bound to some each or not
+        self.nodes: list[int] = comm.allgather(node.bcast(self.rank))  # of each rank, by its lowest rank
         node.Free()
         self.alarm = Alarm(comm)
         self.waiter = Waiter(False, timeout_s, self.alarm.check)
@@ -178,6 +210,17 @@ class World(Group):
         request = self.comm.Irecv(buffer, source, tag)
         full = {"operation": operation, "axis": axis, "peer": source, "bytes": array.nbytes, **facts}
         return Pending(request, "receive", full, self.record, self.waiter, self.outstanding, (buffer, array), finish, start)
+
+    def progress_by_thread(self) -> None:
+        """Let a thread move what is on its way too; raises PlanError where this MPI serves one thread alone."""
+        require_threads(MPI.Query_thread())
+        self.thread = Thread()
+        self.outstanding, self.waiter.check = self.thread.outstanding, self._alarms
+
+    def _alarms(self) -> None:
+        self.alarm.check()
+        if self.thread:
+            self.thread.check()
 
     def progress(self) -> None:
         """Let MPI move what is on its way; called between operations, because MPI may move only while someone is inside it."""

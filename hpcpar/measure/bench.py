@@ -2,7 +2,10 @@
 
 step      arithmetic of a step / seconds          against the float32 matrix rate of this process
 trace     seconds of a step with the trace        against without
-scaling   seconds of a step of one rank alone     against all ranks together, with the same work a rank
+scaling   seconds of a step of one rank alone     against all ranks together, with the same work a rank; and what the loss is made of:
+
+          alone  --- all ranks at once, each for itself --- together
+                 contention: cores share memory           synchronisation: sums, and ranks that wait for each other
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from hpcpar.trace.writer import Writer
 
 MODEL = {"layers": 6, "width": 384, "heads": 6, "context": 256, "vocabulary": 256}
 BATCH = 8  # samples a rank
+MICROBATCHES = 4  # of the weak scaling
 
 
 def trainer_of(world: World, dp: int = 1, batch: int = BATCH, **plan: Any) -> Synchronous:
@@ -104,29 +108,63 @@ def trace(world: World, rounds: int = 12) -> dict[str, float]:
     }
 
 
-def in_turn(world: World, solo: Synchronous, joint: Synchronous, rounds: int) -> list[tuple[float, float]]:
-    """Seconds of a step of rank 0 alone (0 on the others) and of all ranks together, one after the other."""
-    solo.step()
-    joint.step()
-    pairs = []
+def in_turn(world: World, solo: Synchronous, joint: Sequence[Synchronous], rounds: int) -> list[list[float]]:
+    """Seconds of a step of rank 0 alone (0 on the others), then of all ranks for each of `joint`, one after the other, `rounds` times."""
+    for trainer in (solo, *joint):
+        trainer.step()
+    found = []
     for _ in range(rounds):
-        one = timed(solo.step) if world.rank == 0 else 0.0
+        world.set_waiting("yield")  # while one rank is timed alone, the others leave it the machine
         world.barrier()
-        pairs.append((one, timed(joint.step)))
+        row = [timed(solo.step) if world.rank == 0 else 0.0]
         world.barrier()
-    return pairs
+        world.set_waiting("auto")
+        for trainer in joint:
+            world.barrier()
+            row.append(timed(trainer.step))
+        found.append(row)
+    return found
 
 
-def scaling(world: World, alone: World, rounds: int = 7) -> dict[str, float]:
-    """Weak scaling: the step of rank 0 alone over that of all ranks in data parallelism, in turn; collective."""
-    solo, joint = trainer_of(alone), trainer_of(world, dp=world.size)
-    pairs = in_turn(world, solo, joint, rounds)
+def scaling(world: World, alone: World, variants: Sequence[str] = ("auto", "mpi"), rounds: int = 7) -> dict[str, Any]:
+    """Weak scaling: the step of rank 0 alone over that of all ranks in data parallelism, in turn; collective.
+
+    A variant is an algorithm of plan.sync, or "thread": auto with a progress thread. The microbatches are small enough for the ranks'
+    activations to lie side by side in the cache that they share: as fast alone, and less contention.
+    """
+    solo = trainer_of(alone, microbatches=MICROBATCHES)
+    joint = [_variant(world, v) for v in variants]
+    rows = in_turn(world, solo, [solo, *joint], rounds)
+    for trainer in joint:
+        if trainer.world.thread:
+            trainer.world.thread.stop()
+    if world.rank:
+        return {}  # rank 0 has the times of the one that ran alone
+    together = {v: [row[2 + i] for row in rows] for i, v in enumerate(variants)}
+    ones, apart = [row[0] for row in rows], [row[1] for row in rows]
     return {
         "ranks": world.size,
-        "alone_s": statistics.median(p[0] for p in pairs),
-        "together_s": statistics.median(p[1] for p in pairs),
-        "efficiency": statistics.median(a / b for a, b in pairs),
+        "microbatches": MICROBATCHES,
+        "alone_s": statistics.median(ones),
+        "apart_s": statistics.median(apart),
+        "apart": _ratio(ones, apart),
+        "variants": {
+            v: {"together_s": statistics.median(t), "efficiency": _ratio(ones, t), "synchronisation": 1 / _ratio(apart, t) - 1}
+            for v, t in together.items()
+        },
     }
+
+
+def _variant(world: World, name: str) -> Synchronous:
+    if name != "thread":
+        return trainer_of(world, dp=world.size, microbatches=MICROBATCHES, sync={"algorithm": name})
+    own = World(world.comm.Dup(), wait="auto")  # whose thread serves this variant alone
+    return trainer_of(own, dp=world.size, microbatches=MICROBATCHES, sync={"progress": "thread"})
+
+
+def _ratio(a: Sequence[float], b: Sequence[float]) -> float:
+    """The median of the ratios of figures taken in turn."""
+    return statistics.median(x / y for x, y in zip(a, b, strict=True))
 
 
 def pipeline(world: World, alone: World, microbatches: int = 8, rounds: int = 7) -> dict[str, float]:
@@ -134,7 +172,7 @@ def pipeline(world: World, alone: World, microbatches: int = 8, rounds: int = 7)
     batch, p = 4 * microbatches, world.size
     solo = trainer_of(alone, batch=batch, microbatches=microbatches)
     joint = trainer_of(world, batch=batch, microbatches=microbatches, pp=p)
-    pairs = in_turn(world, solo, joint, rounds)
+    pairs = in_turn(world, solo, [joint], rounds)
     if world.rank:
         return {}  # rank 0 has the times of the one that ran alone
     bound = (microbatches + p - 1) / (microbatches * p)

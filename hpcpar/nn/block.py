@@ -35,8 +35,8 @@ def forward(x: Any, w: dict[str, Any], at: Microbatch, name: str) -> tuple[Any, 
         rotary.apply(q, frame.tables)
         rotary.apply(k, frame.tables)
     o = array_module(x).empty(q.shape, x.dtype)
-    s4 = attention.forward(q, k, v, o)  # 4
-    y, s5 = linear.forward(o.reshape(len(x), -1), w["out.weight"], None)  # 5
+    *_, lse = attention.forward(q, k, v, o)  # 4
+    y, _ = linear.forward(o.reshape(len(x), -1), w["out.weight"], None)  # 5
     y = _bias(frame.leave.forward(y), w, "out")
     y = at.dropout(y, f"{name}.attention")  # 6
     y = add_(y, x)
@@ -47,12 +47,12 @@ def forward(x: Any, w: dict[str, Any], at: Microbatch, name: str) -> tuple[Any, 
     z = _bias(frame.leave.forward(z), w, "down")
     z = at.dropout(z, f"{name}.mlp")  # 11
     z = add_(z, y)
-    return z, (s1, s2, s4, s5, s7, s8, s9, s10)
+    return z, (s1, s2, qkv, o, lse, s7, s8, s9, s10)  # whole arrays, each memory once: offload moves them, so no views of another
 
 
 def backward(dz: Any, saved: tuple, w: dict[str, Any], sink: Sink, at: Microbatch, name: str) -> Any:
     """dz (B*T, D) -> dx (B*T, D); what the weights need goes to the sink."""
-    s1, s2, s4, s5, s7, s8, s9, s10 = saved
+    s1, s2, qkv, o, lse, s7, s8, s9, s10 = saved
     frame, xp = at.frame, array_module(dz)
     act = ACTIVATIONS[frame.model.mlp]
     d = at.dropout(dz, f"{name}.mlp", backward=True)  # 11
@@ -64,11 +64,11 @@ def backward(dz: Any, saved: tuple, w: dict[str, Any], sink: Sink, at: Microbatc
     dy = norm_backward(frame.enter.backward(dh), s7, w, "norm2", sink, at)  # 7
     dy = add_(dy, dz)
     d = at.dropout(dy, f"{name}.attention", backward=True)  # 6
-    do, held = linear.backward_input(frame.leave.backward(d), s5, w["out.weight"])  # 5
+    do, held = linear.backward_input(frame.leave.backward(d), o.reshape(len(dz), -1), w["out.weight"])  # 5
     sink("out", linear.backward_weight, held)
     dqkv = xp.empty((len(dz), w["qkv.weight"].shape[0]), dz.dtype)
     dq, dk, dv = _heads(dqkv, at)
-    attention.backward_input(do.reshape(dq.shape), s4, dq, dk, dv)  # 4
+    attention.backward_input(do.reshape(dq.shape), (*_heads(qkv, at), o, lse), dq, dk, dv)  # 4
     if frame.tables:  # 3
         rotary.apply_inverse(dq, frame.tables)
         rotary.apply_inverse(dk, frame.tables)

@@ -6,10 +6,19 @@ microbatch as soon as its gradient is complete, in the order of the backward, so
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcpar.nn.parameters import FlatMap, Span
+
+
+def keys_of(views: Mapping[str, Any], part: str) -> tuple[str, str]:
+    """The short names of a part's weight and bias (or second table), whether the layer has them or not."""
+    if " " in part:  # the embedding's two tables
+        tokens, positions = part.split()
+        return f"{tokens}.weight", f"{positions}.weight"
+    gain = f"{part}.gain"
+    return (gain if gain in views else f"{part}.weight"), f"{part}.bias"
 
 
 class Gradients:
@@ -29,8 +38,8 @@ class Gradients:
 
     def add(self, layer: int, part: str, backward_weight: Callable[..., None], held: Any) -> None:
         """Run one W: the gradient of a part of a layer."""
-        first, second = self._keys(layer, part)
         views = self.views[layer]
+        first, second = keys_of(views, part)
         key = (layer, part)
         backward_weight(held, views[first], views.get(second), key in self.written)
         self.written.add(key)
@@ -54,13 +63,11 @@ class Gradients:
             first = self.map.names[self.map.twice]
             self.flat[first.start : first.stop] += self.flat[second.start : second.stop]
 
-    def _keys(self, layer: int, part: str) -> tuple[str, str]:
-        if " " in part:  # the embedding's two tables
-            tokens, positions = part.split()
-            return f"{tokens}.weight", f"{positions}.weight"
-        gain = f"{part}.gain"
-        return (gain if gain in self.views[layer] else f"{part}.weight"), f"{part}.bias"
-
     def by_name(self) -> dict[str, Any]:
         """Views by parameter name (a tied weight's are the sum of its uses after the step's last microbatch)."""
         return self.map.by_name(self.flat)
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes by kind; the second use of a tied weight is counted apart."""
+        apart = (self.map.total - self.map.size) * self.flat.itemsize
+        return {"gradients": self.flat.nbytes - apart, **({"tied gradient": apart} if apart else {})}

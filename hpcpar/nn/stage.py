@@ -7,8 +7,8 @@ The stage holds no arrays: weights come in (the version that the schedule names)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from hpcpar.nn import block, embedding, head
 from hpcpar.nn.context import Frame, Microbatch
@@ -16,6 +16,16 @@ from hpcpar.nn.describe import Layer
 from hpcpar.nn.parameters import FlatMap
 
 WeightSink = Callable[[int, str, Callable[..., None], Any], None]  # (layer, part, backward_weight, held)
+
+
+class Weights(Protocol):
+    """The weights of a stage, a dict a layer: a list, or whoever fetches them as they are asked for.
+
+    The forward iterates over them, the backward takes them by index, descending.
+    """
+
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+    def __getitem__(self, layer: int, /) -> dict[str, Any]: ...
 
 
 def _nothing() -> None:
@@ -38,28 +48,38 @@ class Stage:
         self.last = self.layers[-1].kind == "head"
 
     def forward(
-        self, x: Any, labels: Any, weights: list[dict[str, Any]], at: Microbatch, between: Callable[[], None] = _nothing
-    ) -> tuple[Any, list]:
+        self,
+        x: Any,
+        labels: Any,
+        weights: Weights,
+        at: Microbatch,
+        between: Callable[[], None] = _nothing,
+        keep: Any = None,
+    ) -> tuple[Any, Any]:
         """x: ids (B, T) on the first stage, else (B*T, D) -> y (B*T, D), on the last stage the sum of the losses; and what is saved.
 
-        `between` is called after every layer, so that messages on their way can move.
+        `between` is called after every layer, so that messages on their way can move. What a layer saves is appended to `keep`, a list of
+        the caller's that the backward pops from, or a new one. A layer's weights are asked for just before it, and nothing of a layer is
+        held when the next one begins: both may have left the device by then.
         """
-        saved: list = []
-        for layer, w in zip(self.layers, weights, strict=True):
+        saved = [] if keep is None else keep
+        ascending = iter(weights)
+        for layer in self.layers:
+            w = next(ascending)
             if layer.kind == "embedding":
                 x, s = embedding.forward(x, w, at, layer.name)
             elif layer.kind == "head":
                 x, s = head.forward(x, labels, w, at)
             elif self.recompute and at.training:
-                y, _ = block.forward(x, w, at, layer.name)
-                x, s = y, (x,)
+                x, s = block.forward(x, w, at, layer.name)[0], (x,)  # no name for what it saves: it is gone at once
             else:
                 x, s = block.forward(x, w, at, layer.name)
             saved.append(s)
+            del w, s
             between()
         return x, saved
 
-    def logits(self, x: Any, weights: list[dict[str, Any]], at: Microbatch) -> Any:
+    def logits(self, x: Any, weights: Sequence[dict[str, Any]], at: Microbatch) -> Any:
         """ids (B, T) -> (B*T, V), of a stage that holds the whole model."""
         for layer, w in zip(self.layers[:-1], weights, strict=False):
             x, _ = embedding.forward(x, w, at, layer.name) if layer.kind == "embedding" else block.forward(x, w, at, layer.name)
@@ -68,8 +88,8 @@ class Stage:
     def backward(
         self,
         dy: Any,
-        saved: list,
-        weights: list[dict[str, Any]],
+        saved: Any,
+        weights: Weights,
         sink: WeightSink,
         at: Microbatch,
         again: Callable[[Callable[[], Any]], Any] = _plainly,
@@ -92,6 +112,7 @@ class Stage:
                 dx = None
             else:
                 if self.recompute:
-                    _, s = again(lambda s=s, w=w, n=layer.name: block.forward(s[0], w, at, n))  # type: ignore[misc]
+                    s = again(lambda s=s, w=w, n=layer.name: block.forward(s[0], w, at, n))[1]  # type: ignore[misc]
                 dx = block.backward(dx, s, w, here, at, layer.name)
+            del w, s
         return dx

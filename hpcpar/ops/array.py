@@ -36,6 +36,11 @@ def array_module(x: Array) -> ModuleType:
     return np
 
 
+def host_array(x: Array) -> np.ndarray:
+    """The values in host memory: the array itself, or a copy of a device array."""
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
 def native(x: Array) -> bool:
     """Whether `x` is a plain NumPy array of float32 or float64, for which there are compiled kernels."""
     return type(x) is np.ndarray and (x.dtype == np.float32 or x.dtype == np.float64)

@@ -1,9 +1,10 @@
 """Data parallelism, bulk synchronous: gradients summed over the replicas of a stage, a bucket at a time, while the backward goes on.
 
-    flat gradients  | bucket 3 | bucket 2 | bucket 1 | b0 |        the backward fills them from the end
-                                                     <----         a full bucket leaves at once; the first one is smaller
+    flat gradients  | b3 |  bucket 2  |  bucket 1  | b0 |        the backward fills them from the end
+                                                   <----         a full bucket leaves at once
 
-Buckets are slices of the flat array that gradients live in: nothing is copied.
+The first one is small, so that the sums start early, and so is the last, whose sum no backward hides. Buckets are slices of the flat array
+that gradients live in: nothing is copied.
 """
 
 from __future__ import annotations
@@ -12,27 +13,15 @@ from typing import Any
 
 from hpcpar.comm.pending import Pending
 from hpcpar.comm.world import Group
+from hpcpar.forms.data import plan_buckets
 from hpcpar.nn.parameters import FlatMap
-
-
-def plan_buckets(spans: list[tuple[int, int]], itemsize: int, bucket_bytes: float, first_bytes: float) -> list[tuple[int, int]]:
-    """Cut [0, size) into buckets along parameter borders, in the order in which the backward fills them.
-
-    `spans` are the (start, stop) of the parameters, ascending. A bucket closes once it holds its bytes.
-    """
-    out, stop, want = [], spans[-1][1] if spans else 0, first_bytes
-    for start, _ in reversed(spans):
-        if (stop - start) * itemsize >= want or start == 0:
-            out.append((start, stop))
-            stop, want = start, bucket_bytes
-    return out
 
 
 class Buckets:
     """The buckets of one stage's gradients; `ready` takes finished spans, `finish` waits for all sums."""
 
-    def __init__(self, at: FlatMap, flat: Any, group: Group, stage: int, bucket_mb: float, first_mb: float):
-        self._flat, self._group, self._stage = flat, group, stage
+    def __init__(self, at: FlatMap, flat: Any, group: Group, stage: int, bucket_mb: float, first_mb: float, algorithm: str):
+        self._flat, self._group, self._stage, self._algorithm = flat, group, stage, algorithm
         spans = [(s.start, s.stop) for s in at.names.values()]
         self.buckets = plan_buckets(spans, flat.itemsize, bucket_mb * 1e6, first_mb * 1e6)
         self._missing: list[int] = []
@@ -50,14 +39,21 @@ class Buckets:
         for i, (low, high) in enumerate(self.buckets):
             self._missing[i] -= max(0, min(stop, high) - max(start, low))
         while self._next < len(self.buckets) and self._missing[self._next] == 0:
-            low, high = self.buckets[self._next]
-            self._pending.append(self._group.allreduce_start(self._flat[low:high], "sum", "allreduce", stage=self._stage))
+            self._depart(self._next)
             self._next += 1
+
+    def _depart(self, bucket: int) -> None:
+        self._pending.append(self.leave(bucket))
 
     def start(self) -> None:
         """All gradients are complete on this rank: what has not left leaves."""
         if self._next < len(self.buckets):
             self.ready(0, self.buckets[0][1])
+
+    def leave(self, bucket: int) -> Pending:
+        """Start the sum of one bucket."""
+        low, high = self.buckets[bucket]
+        return self._group.allreduce_start(self._flat[low:high], "sum", "allreduce", self._algorithm, stage=self._stage)
 
     def finish(self) -> None:
         """Wait until every bucket is summed; raises if one was never filled."""

@@ -1,6 +1,7 @@
 """The norm of the whole gradient, the same bits for every plan: squares a parameter, summed in name order.
 
 Each rank fills the places of the parameters that it is the first to hold; the all-reduce adds only zeros to them, so it is exact.
+Where parameters are sharded, each rank adds the squares of its pieces: the same but for the order of one parameter's sum.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from hpcpar.ops.update import square_sum
 TAG = 28000
 
 
-def squares_of(names: Sequence[str], mine: Mapping[str, Any]) -> np.ndarray:
-    """The sum of squares of each parameter's gradient (len(names),), in name order; zero for those that are not `mine`."""
+def squares_of(names: Sequence[str], mine: Mapping[str, Sequence[Any]]) -> np.ndarray:
+    """The sum of squares of the pieces of each parameter's gradient (len(names),), in name order; zero for those that are not `mine`."""
     squares = np.zeros(len(names))
     for i, name in enumerate(names):
-        if name in mine:
-            squares[i] = square_sum(mine[name].reshape(-1))
+        for piece in mine.get(name, ()):
+            squares[i] += square_sum(piece.reshape(-1))
     return squares
 
 
@@ -35,10 +36,10 @@ def norm_of(squares: np.ndarray) -> float:
     return math.sqrt(total) if math.isfinite(total) else math.inf
 
 
-def gradient_norm(names: Sequence[str], mine: Mapping[str, Any], group: Group | None) -> float:
+def gradient_norm(names: Sequence[str], mine: Mapping[str, Sequence[Any]], group: Group | None) -> float:
     """The norm over all parameters of the model.
 
-    `names` are all parameters in name order, `mine` the gradients of those that this rank counts, `group` the ranks that count.
+    `names` are all parameters in name order, `mine` the pieces of their gradients that this rank counts, `group` the ranks that count.
     """
     squares = squares_of(names, mine)
     if group is not None and group.size > 1:
@@ -55,6 +56,7 @@ class Shares:
     def __init__(self, world: World, squares: np.ndarray, group: Group, stage: int):
         self._squares = squares
         others = [r for r in group.ranks if r != world.rank]
+        self._before = sum(r < world.rank for r in others)
         self._found = [np.empty_like(squares) for _ in others]
         self._pending: list[Pending] = [
             world.receive_start(a, r, TAG, "norm", group.axis, stage=stage) for a, r in zip(self._found, others, strict=True)
@@ -65,4 +67,5 @@ class Shares:
         """The squares of all parameters."""
         for pending in self._pending:
             pending.wait()
-        return sum(self._found, self._squares)  # each parameter is counted by one rank: the others add zeros, which is exact
+        found = [*self._found[: self._before], self._squares, *self._found[self._before :]]
+        return sum(found[1:], found[0])  # in the order of the ranks: the same bits on all of them

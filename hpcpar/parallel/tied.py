@@ -31,3 +31,11 @@ class Exchange:
             self._send.wait()
             add_(self._gradient.reshape(-1), self._other.reshape(-1))
             self._added = True
+
+
+def follow(world: World, weight: Any, peer: int, stage: int, leads: bool) -> None:
+    """Give `weight` to the rank `peer` (`leads`), or take it from there, in place: the same bits on both."""
+    if leads:
+        world.send_start(weight, peer, TAG, "tied", axis="tied", stage=stage).wait()
+    else:
+        world.receive_start(weight, peer, TAG, "tied", axis="tied", stage=stage).wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,8 @@ from hpcpar.schedule.flow import Flow
 class Open:
     """The gradients of one version in the making, and the sums on their way."""
 
-    gradients: Gradients
-    reduced: Pending | None = None
+    gradients: Any
+    reduced: Sequence[Pending] = ()
     tie: tied.Exchange | None = None
     squares: np.ndarray | None = None
     norm: Shares | None = None
@@ -46,7 +46,7 @@ class Asynchronous(Trainer):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         (self.part,) = self.parts.values()
-        self._free = [self.part.gradients]
+        self._free: list[Any] = [self.part.gradients]
         self._open: dict[int, Open] = {}
         self._squares: dict[int, np.ndarray] = {}  # by version; the norms of a schedule that does not wait for them
         self._norms: dict[int, float] = {}
@@ -71,6 +71,7 @@ class Asynchronous(Trainer):
         seconds = (time.perf_counter() - start) / (step - first)
         for t in range(first, step):
             self.steps = t + 1
+            self.recorder.begin(t + 1)  # what is said of a step belongs to it, and not to the one the stretch ended with
             count = self._count(t)
             norm = norms[t - first] if norms is not None else None
             skipped = not count or (norm is not None and not math.isfinite(norm))
@@ -170,22 +171,20 @@ class Asynchronous(Trainer):
 
     def reduce(self, part: Part, version: int | None) -> None:
         """D: start the sum over replicas; one without a microbatch in a partial round adds zeros."""
-        assert version is not None and part.group is not None
+        assert version is not None
         fresh = version not in self._open
         at = self._opened(version)
         if fresh:
             at.gradients.flat[...] = 0
-        flat = at.gradients.flat[: part.map.size]
-        at.reduced = part.group.allreduce_start(flat, "sum", "allreduce", stage=part.index)
+        at.reduced = part.sum_start(at.gradients, self.config.plan.sync.algorithm)
 
     def tied(self, part: Part, version: int | None) -> None:
         """T: start the exchange of the tied weight's two uses."""
         assert version is not None
         at, peer = self._open[version], self.pipeline.tied_peer(part)
         assert isinstance(peer, int)
-        if at.reduced:
-            at.reduced.wait()
-        at.tie = tied.Exchange(self.world, at.gradients.by_name()["tokens.weight"], peer, part.index)
+        self._complete(at, False)
+        at.tie = tied.Exchange(self.world, part.tied_gradient(at.gradients), peer, part.index)
 
     def norm(self, part: Part, version: int | None) -> None:
         """N: this stage's squares leave for all stages."""
@@ -207,7 +206,7 @@ class Asynchronous(Trainer):
         self.recorder.begin(version)
         scale = self._scale(version, at)
         if self.watch:
-            self.watch({part.index: at.gradients.by_name()})
+            self.watch({part.index: part.gradients_by_name(at.gradients)})
         needed = part.newest in self._used(version)
         part.advance(version, needed, at.gradients, rate(self.config.train, version - 1), scale)
         self._free.append(at.gradients)
@@ -230,13 +229,12 @@ class Asynchronous(Trainer):
         return scale / n if counted and scale is not None else None
 
     def _share(self, at: Open) -> np.ndarray:
-        named = at.gradients.by_name()
-        return squares_of(self.names, {n: named[n] for n in self.part.counted(self.pipeline.rank)})
+        return squares_of(self.names, self.part.counted_gradients(at.gradients, self.pipeline.rank))
 
     @staticmethod
     def _complete(at: Open, tie: bool) -> None:
-        if at.reduced:
-            at.reduced.wait()
+        for pending in at.reduced:
+            pending.wait()
         if at.tie and tie:
             at.tie.finish()
 
@@ -250,4 +248,6 @@ class Asynchronous(Trainer):
 
     def _held(self) -> None:
         self.recorder.memory("parameters", self.part.held_bytes()["parameters"])
-        self.recorder.memory("gradients", sum(o.gradients.flat.nbytes for o in self._open.values()))
+        held = [o.gradients.held_bytes() for o in self._open.values()]
+        for kind in self.part.gradients.held_bytes():
+            self.recorder.memory(kind, sum(h[kind] for h in held))

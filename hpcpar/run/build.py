@@ -9,33 +9,18 @@ from typing import Any
 
 from hpcpar.comm.world import Group, World
 from hpcpar.config import Config
-from hpcpar.errors import PlanError
 from hpcpar.mesh import Mesh
 from hpcpar.nn.context import Frame
 from hpcpar.nn.describe import cut_stages
 from hpcpar.nn.stage import Stage
 from hpcpar.optim import OPTIMIZERS
-from hpcpar.parallel.buckets import Buckets
+from hpcpar.parallel.compress import CODECS, Compressed
+from hpcpar.run.offload import Offloaded
 from hpcpar.run.part import Part
-from hpcpar.run.streams import is_asynchronous, proven
+from hpcpar.run.sharded import Sharded
 from hpcpar.schedule.action import Action, Kind
-from hpcpar.schedule.check import check
-from hpcpar.schedule.generate import generate
 from hpcpar.schedule.lower import lower
 from hpcpar.schedule.program import Program, Schedule
-
-
-def program_of(config: Config) -> Program:
-    """The lowered and checked schedule of a step; raises PlanError where the plan cannot be."""
-    p = config.plan
-    if is_asynchronous(config):
-        return proven(config)
-    if p.replicas:
-        raise PlanError(f"plan.replicas = {list(p.replicas)} with {p.schedule}: only pipedream has replicas a stage; use plan.dp")
-    schedule = generate(p.schedule, stages=p.pp, microbatches=p.microbatches, chunks=p.chunks, accumulate=p.accumulate)
-    program = lower(schedule, tied=config.model.tied, reduce=p.dp > 1)
-    check(program)
-    return program
 
 
 def forward_lists(schedule: Schedule, microbatches: int) -> Schedule:
@@ -115,27 +100,42 @@ def build(config: Config, world: World, program: Program, xp: Any) -> Pipeline:
     pipes = [mesh.group("pp", mesh.rank(dp=d)) for d in range(mesh.size("dp"))]
     data = [mesh.group("dp", mesh.rank(pp=r)) for r in range(mesh.size("pp"))]
     wanted: Iterable[tuple[str, tuple[int, ...]]] = [
-        *(("dp", ranks) for ranks in (*replicas.values(), *data) if len(ranks) > 1),
+        *(("dp", ranks) for ranks in (*replicas.values(), *data) if len(ranks) > 1 or plan.zero),
         *(("pp", ranks) for ranks in pipes if len(ranks) > 1),
     ]
     world.split(wanted)
     if mesh.size("pp") > 1:
         pipeline.norm_group = world.of("pp", pipes[at["dp"]])
+    if plan.zero and world.size > 1:
+        pipeline.norm_group = world  # every rank counts its shards
     if plan.dp > 1:
         pipeline.data_group = world.of("dp", data[rank])
     frame = Frame.of(config.model, train.seed, xp, train.precision)
     kind: Any = OPTIMIZERS[train.optimizer]
     rule = kind.of(train)
+    kind_of_part = Offloaded if plan.offload else Part
     for s in schedule.stages_of(rank):
-        part = Part(Stage(stages[s], frame, plan.recompute), s, schedule.holders(s), rule, xp, train.precision)
-        if len(replicas[s]) > 1:
-            part.group = world.of("dp", replicas[s])
-        if part.group and schedule.synchronous:
-            part.buckets = Buckets(part.map, part.gradients.flat, part.group, s, plan.sync.bucket_mb, plan.sync.first_bucket_mb)
-            if len(schedule.holders(s)) == 1:  # the two copies of a stage finish at different times: their sums start at D, in one order
+        stage, holders = Stage(stages[s], frame, plan.recompute), schedule.holders(s)
+        if plan.zero:
+            group = world.of("dp", replicas[s])
+            part: Part = Sharded(stage, s, holders, rule, xp, train.precision, group, plan, config.model.tied)
+        else:
+            part = kind_of_part(stage, s, holders, rule, xp, train.precision)
+            part.group = world.of("dp", replicas[s]) if len(replicas[s]) > 1 else None
+        if part.group and schedule.synchronous and plan.sync.mode == "bsp":
+            part.buckets = compressed(config, part, part.group) if plan.sync.compress != "none" else part.reducer(plan.sync)
+            if len(holders) == 1:  # the two copies of a stage finish at different times: their sums start at D, in one order
                 part.gradients.ready = part.buckets.ready
         pipeline.parts[s] = part
     return pipeline
+
+
+def compressed(config: Config, part: Part, group: Group) -> Compressed:
+    """The reducer of a part whose gradients are compressed; collective."""
+    sync, flat = config.plan.sync, part.gradients.flat
+    codec = CODECS[sync.compress].of(sync, part.map, flat, config.train.seed)
+    part.beside["owed"] = codec.held_bytes()
+    return Compressed(part.map, flat, group, part.index, sync.bucket_mb, sync.first_bucket_mb, codec)
 
 
 def _replicas(mesh: Mesh, schedule: Schedule, stage: int) -> tuple[int, ...]:

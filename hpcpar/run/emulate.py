@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hpcpar.comm.device import synchronize
 from hpcpar.config import Emulate
 from hpcpar.errors import PlanError
 from hpcpar.layer_times import LayerTimes
@@ -63,12 +64,42 @@ class Asleep:
         sleep_until(time.perf_counter() + seconds, self._progress)
 
 
+class Slowed:
+    """A stage whose passes take `factor` times their time: it computes, then sleeps the rest."""
+
+    def __init__(self, part: Part, progress: Callable[[], None], factor: float):
+        self._stage, self._part, self._progress, self._more = part.stage, part, progress, factor - 1.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def forward(self, *arguments: Any) -> tuple[Any, list]:
+        """The stage's own, and a sleep."""
+        return self._stretched(self._stage.forward, *arguments)
+
+    def backward(self, *arguments: Any) -> Any:
+        """The stage's own with its weight gradients, and a sleep."""
+        return self._stretched(self._stage.backward, *arguments)
+
+    def _stretched(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
+        out = work(*arguments)
+        synchronize(self._part.gradients.flat)
+        now = time.perf_counter()
+        sleep_until(now + self._more * (now - start), self._progress)
+        return out
+
+
 def emulated(pipeline: Pipeline, times: Emulate, samples: int) -> None:
     """Put every part of this rank to sleep: for its share of the given times, or for the times of its layers in a profile.
 
     `samples` is the size of a microbatch; a profile's times are scaled to it. Raises PlanError for a profile of another model.
     """
     factor = times.slow.get(str(pipeline.world.rank), 1.0)
+    if times.computes:
+        for part in pipeline.parts.values():
+            part.stage = Slowed(part, pipeline.world.progress, factor) if factor > 1.0 else part.stage  # type: ignore[assignment]
+        return
     for part in pipeline.parts.values():
         f, i, w = _profiled(part, times.profile, samples) if times.profile else _shared(pipeline, times)
         part.stage = Asleep(part, pipeline.world.progress, f * factor, i * factor, w * factor)  # type: ignore[assignment]

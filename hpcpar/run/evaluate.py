@@ -19,7 +19,7 @@ def evaluate(trainer: Trainer, samples: int) -> tuple[float, int]:
     replicas, start = pipeline.mesh.size("dp"), time.perf_counter_ns()
     samples = min(samples, corpus.held_samples)
     mine = np.arange(pipeline.replica, samples, replicas)
-    work = _Held(trainer, mine)
+    work = _Held(trainer, mine, -(-samples // replicas))
     trainer.executor.run(pipeline.forward_actions(work.count), work)
     sums = np.array([math.fsum(trainer.executor.losses.values()), 0.0])
     trainer.executor.losses.clear()
@@ -32,20 +32,25 @@ def evaluate(trainer: Trainer, samples: int) -> tuple[float, int]:
 
 
 class _Held:
-    """Held-out samples in microbatches of the training size; a short last one is filled up with samples whose labels are masked."""
+    """Held-out samples in microbatches of the training size, filled up with samples whose labels are masked.
 
-    def __init__(self, trainer: Trainer, chosen: np.ndarray):
+    `most` is the number of samples of the replica that has the most: all run equally many microbatches, since they may gather weights.
+    """
+
+    def __init__(self, trainer: Trainer, chosen: np.ndarray, most: int):
         self._trainer, self._chosen = trainer, chosen
         self._size = trainer.feed.size
-        self.count = -(-len(chosen) // self._size)
+        self.count = -(-most // self._size)
 
     def _take(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = [self._trainer.feed.corpus.held_out(int(i), 1) for i in self._chosen[k * self._size : (k + 1) * self._size]]
+        mine = self._chosen[k * self._size : (k + 1) * self._size]
+        rows = [self._trainer.feed.corpus.held_out(int(i), 1) for i in (mine if len(mine) else [0])]
         ids, labels = (np.concatenate([r[n] for r in rows]) for n in (0, 1))
         short = self._size - len(rows)
         if short:
             ids = np.concatenate([ids, np.zeros((short, ids.shape[1]), ids.dtype)])
             labels = np.concatenate([labels, np.full((short, ids.shape[1]), -1, labels.dtype)])
+        labels[len(mine) :] = -1
         return ids, labels.reshape(-1)
 
     def microbatch(self, k: int) -> Microbatch:

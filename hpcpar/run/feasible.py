@@ -10,6 +10,8 @@ from pathlib import Path
 
 from hpcpar.config import Config, Model, Plan
 from hpcpar.errors import PlanError
+from hpcpar.schedule.generate import rule_of
+from hpcpar.schedule.program import Schedule
 
 
 def check_model(m: Model) -> None:
@@ -51,41 +53,146 @@ def check_sharing(config: Config) -> None:
 
 def check_zero(config: Config) -> None:
     """Sharded optimizer state, gradients and parameters."""
-    if config.plan.zero:
-        raise PlanError(f"plan.zero = {config.plan.zero}: this release does not shard optimizer state; use plan.zero = 0")
+    plan, sync = config.plan, config.plan.sync
+    if not plan.zero:
+        return
+    where, rule = f"plan.zero = {plan.zero}", rule_of(plan.schedule)
+    if sync.mode != "bsp":
+        raise PlanError(f'{where} with plan.sync.mode = "{sync.mode}": shards are updated by all replicas together; use "bsp" or zero = 0')
+    if sync.compress != "none":
+        raise PlanError(
+            f'{where} with plan.sync.compress = "{sync.compress}": shards are sums of whole gradients; use compress = "none" or zero = 0'
+        )
+    if plan.offload:
+        raise PlanError(f"{where} with plan.offload: a shard that also leaves the device is not built; use one of the two")
+    if plan.replicas or rule not in ("flush", "2bw"):
+        raise PlanError(
+            f"{where} with {plan.schedule}: replicas of a stage update after every minibatch and would gather the weights each time; "
+            "use a synchronous schedule, pipedream-2bw, or zero = 0"
+        )
+    if plan.zero > 1 and (plan.pp > 1 or rule != "flush"):
+        k = plan.accumulate * plan.microbatches
+        raise PlanError(
+            f"{where} with {plan.schedule} over plan.pp = {plan.pp} stages: gradients would be reduce-scattered at each of {k} "
+            "microbatches while others are in flight; use zero = 1, or pp = 1 with a synchronous schedule"
+        )
+    if plan.zero == 3 and config.train.emulate:
+        raise PlanError(f"{where} with train.emulate: a stage that sleeps reads no weights, so none would be gathered; use zero <= 2")
 
 
 def check_algorithm(config: Config) -> None:
     """The all-reduce of a bucket, and who lets it move."""
-    sync = config.plan.sync
-    if sync.algorithm != "mpi":
-        raise PlanError(f'plan.sync.algorithm = "{sync.algorithm}": this release uses the MPI\'s own alone; use "mpi"')
-    if sync.progress != "calls":
-        raise PlanError(f'plan.sync.progress = "{sync.progress}": this release has no progress thread; use "calls"')
+    sync, named = config.plan.sync, ("auto", "mpi")
+    if sync.algorithm not in named and config.plan.zero:
+        raise PlanError(
+            f'plan.sync.algorithm = "{sync.algorithm}" with plan.zero = {config.plan.zero}: shards are reduce-scattered and gathered by '
+            'the MPI\'s own; use "auto" or zero = 0'
+        )
+    if sync.algorithm not in named and sync.mode in ("ssp", "asp"):
+        raise PlanError(
+            f'plan.sync.algorithm = "{sync.algorithm}" with plan.sync.mode = "{sync.mode}": a parameter server has no all-reduce; '
+            'use "auto"'
+        )
+    if sync.progress == "thread" and config.run.device == "cuda":
+        raise PlanError(
+            'plan.sync.progress = "thread" with run.device = "cuda": device copies belong to the stream of the thread that computes; '
+            'use "calls"'
+        )
 
 
 def check_compress(config: Config) -> None:
-    """Compressed gradients."""
-    if config.plan.sync.compress != "none":
-        raise PlanError(f'plan.sync.compress = "{config.plan.sync.compress}": this release sends gradients whole; use "none"')
+    """Compressed gradients: a bucket's own way to its sum."""
+    p, sync = config.plan, config.plan.sync
+    if sync.compress == "none":
+        return
+    what = f'plan.sync.compress = "{sync.compress}"'
+    if sync.mode != "bsp":
+        raise PlanError(
+            f'{what} compresses the sum of gradients, and plan.sync.mode = "{sync.mode}" sums none; use mode = "bsp" or compress = "none"'
+        )
+    if p.zero:
+        raise PlanError(
+            f'{what} sums gradients on every rank, and plan.zero = {p.zero} shards them; use plan.zero = 0 or compress = "none"'
+        )
+    if p.dp == 1:
+        raise PlanError(f'{what} needs gradients that are summed, and plan.dp = 1 has one replica; use plan.dp >= 2 or compress = "none"')
+    if sync.algorithm not in ("auto", "mpi"):
+        raise PlanError(f'{what} sends messages of its own, not those of plan.sync.algorithm = "{sync.algorithm}"; use "auto"')
 
 
 def check_local(config: Config) -> None:
-    """Local SGD and its relatives."""
-    if config.plan.sync.mode == "local":
-        raise PlanError('plan.sync.mode = "local": this release synchronises at every step; use "bsp"')
+    """Local SGD and its relatives: replicas have one model at an average alone."""
+    p, sync = config.plan, config.plan.sync
+    if sync.mode != "local":
+        return
+    if p.dp == 1:
+        raise PlanError('plan.sync.mode = "local" averages replicas, and plan.dp = 1 has one; use plan.dp >= 2 or mode = "bsp"')
+    if p.zero:
+        raise PlanError(
+            f'plan.sync.mode = "local": each replica has an optimizer state of its own, and plan.zero = {p.zero} would cut one over all; '
+            'use plan.zero = 0 or mode = "bsp"'
+        )
+    if sync.algorithm not in ("auto", "mpi"):
+        raise PlanError(f'plan.sync.mode = "local" averages with the MPI\'s own algorithm; use "auto", not "{sync.algorithm}"')
+    for key, n in (("train.eval_every", config.train.eval_every), ("run.checkpoint_every", config.run.checkpoint_every)):
+        if n % sync.every:
+            near = " or ".join(str(k * sync.every) for k in (n // sync.every, n // sync.every + 1) if k)
+            raise PlanError(
+                f"{key} = {n} is no multiple of plan.sync.every = {sync.every}: between averages there is no one model; use {key} = {near}"
+            )
+
+
+def check_flushes(config: Config) -> None:
+    """Raise PlanError where a schedule without flushes cannot do what the plan says of its replicas."""
+    sync, name = config.plan.sync, config.plan.schedule
+    if sync.mode == "local" or sync.compress != "none":
+        what = f'compress = "{sync.compress}"' if sync.compress != "none" else 'mode = "local"'
+        raise PlanError(f'plan.sync.{what} needs a schedule with a flush at every step, and {name} has none; use schedule = "1f1b"')
+
+
+def check_copies(config: Config, schedule: Schedule) -> None:
+    """Raise PlanError where replicas that step on their own would have to sum the gradients of two copies of a stage."""
+    copies = max(len(schedule.holders(s)) for s in range(schedule.stages))
+    if config.plan.sync.mode == "local" and copies > 1:
+        raise PlanError(
+            f'plan.sync.mode = "local": {schedule.name} has {copies} copies of a stage, whose gradients are summed at every step; '
+            'use schedule = "1f1b" or mode = "bsp"'
+        )
 
 
 def check_stale(config: Config) -> None:
     """The parameter server."""
-    if config.plan.sync.mode in ("ssp", "asp"):
-        raise PlanError(f'plan.sync.mode = "{config.plan.sync.mode}": this release synchronises at every step; use "bsp"')
+    p, sync = config.plan, config.plan.sync
+    if sync.staleness and sync.mode != "ssp":
+        raise PlanError(f'plan.sync.staleness = {sync.staleness} with mode = "{sync.mode}", which has no bound; use mode = "ssp", or 0')
+    if sync.mode not in ("ssp", "asp"):
+        return
+    mode = f'plan.sync.mode = "{sync.mode}"'
+    if p.pp > 1 or p.schedule.endswith(".csv") or rule_of(p.schedule) != "flush" or p.replicas:
+        stages = f'plan.pp = {p.pp}, plan.schedule = "{p.schedule}"'
+        raise PlanError(f'{mode} with {stages}: every worker holds the whole model; use plan.pp = 1 and "1f1b", or mode = "bsp"')
+    if p.zero:
+        raise PlanError(f"{mode} with plan.zero = {p.zero}: the optimizer state lies with the owners already; use plan.zero = 0")
+    if p.offload:
+        raise PlanError(f"{mode} with plan.offload: the optimizer state lies in host memory already; leave the table out")
+    for key, plain in (("compress", "none"), ("progress", "calls")):
+        if (found := getattr(sync, key)) != plain:
+            raise PlanError(f'{mode} with plan.sync.{key} = "{found}": it has no sum over replicas; use "{plain}", or mode = "bsp"')
 
 
 def check_offload(config: Config) -> None:
     """What leaves the device."""
-    if config.plan.offload:
-        raise PlanError("plan.offload: this release keeps everything on the device; leave the table out")
+    plan = config.plan
+    if plan.offload is None:
+        return
+    if plan.zero:
+        raise PlanError(
+            f"plan.offload with plan.zero = {plan.zero}: what a rank keeps is cut in one way alone; use plan.zero = 0 or no offload"
+        )
+    if plan.sync.mode != "bsp":
+        raise PlanError(f'plan.offload with plan.sync.mode = "{plan.sync.mode}", which reads all weights at once; use "bsp" or no offload')
+    if config.train.emulate:
+        raise PlanError("plan.offload with train.emulate: a stage that sleeps saves nothing to move; leave one of the two out")
 
 
 def microbatch_size(config: Config) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from hpcpar.run.asynchronous import Asynchronous
+from hpcpar.run.local import Local
+from hpcpar.run.stale import Stale
 from hpcpar.run.synchronous import Synchronous
 from hpcpar.run.trainer import Trainer
 
-TRAINERS: dict[str, type[Trainer]] = {"bsp": Synchronous}
+TRAINERS: dict[str, type[Trainer]] = {"bsp": Synchronous, "local": Local, "ssp": Stale, "asp": Stale}
 
 
 def trainer_for(mode: str, synchronous: bool) -> type[Trainer]:

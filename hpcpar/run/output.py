@@ -47,6 +47,26 @@ class Output:
         self._metrics.close()
 
 
+def losses(lines: list[dict[str, Any]]) -> list[float]:
+    """The loss of each step: where workers have lines of their own, over the labels of all of them."""
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        by_step.setdefault(line["step"], []).append(line)
+    return [
+        mine[0]["loss"] if len(mine) == 1 else sum(x["loss"] * x["tokens"] for x in mine) / max(1, sum(x["tokens"] for x in mine))
+        for mine in by_step.values()
+    ]
+
+
+def tokens_per_s(lines: list[dict[str, Any]], tokens: int) -> float:
+    """Tokens a second without the first step, of steps of `tokens`: the sum over workers that have lines of their own."""
+    steady = [line for line in lines if line["step"] > lines[0]["step"]] or lines
+    seconds: dict[Any, list[float]] = {}
+    for line in steady:
+        seconds.setdefault(line.get("rank"), []).append(line["seconds"])
+    return sum(len(mine) * tokens / len(seconds) / max(1e-9, sum(mine)) for mine in seconds.values())
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a last one that was cut short by a kill is left out."""
     out = []

@@ -6,14 +6,23 @@ weights   w0   w1   w2        in place where no one needs v - 1 any more, else i
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hpcpar.checkpoint import Checkpoint
+from hpcpar.comm.pending import Pending
 from hpcpar.comm.world import Group
+from hpcpar.config import Sync
+from hpcpar.layout import Layout
+from hpcpar.mesh import Mesh
 from hpcpar.nn.describe import Parameter
 from hpcpar.nn.gradients import Gradients
 from hpcpar.nn.parameters import FlatMap, initial
 from hpcpar.nn.stage import Stage
 from hpcpar.parallel.buckets import Buckets
+from hpcpar.parallel.zero.gradients import Streamed
+
+Values = tuple[str, str, tuple[slice, ...], Any]  # "weights" or a state of the optimizer, parameter, slices of it, values
 
 
 class Part:
@@ -27,13 +36,21 @@ class Part:
         self.map: FlatMap = stage.map
         self.newest = 0
         self.applied = 0  # updates, without those that were skipped: Adam's bias correction counts these
-        self._flat = {0: xp.zeros(self.map.size, dtype)}
-        self._views = {0: self.map.weights(self._flat[0])}
-        self.gradients = Gradients(self.map, xp, dtype)
-        self.state = rule.state(self.map.size, xp, dtype)
-        self.segments = self.map.segments()
         self.group: Group | None = None  # the ranks that hold this stage too: replicas and copies
-        self.buckets: Buckets | None = None
+        self.buckets: Buckets | Streamed | None = None
+        self.beside: dict[str, int] = {}  # bytes by kind of what is kept with this stage for the sake of its replicas
+        self._flat: dict[int, Any] = {}
+        self._views: dict[int, Sequence[dict[str, Any]]] = {}
+        self._allocate()
+
+    def _allocate(self, home: Any = None) -> None:
+        """Make the arrays; `home` makes those of weights and optimizer state where they are not `xp`'s own."""
+        xp, dtype = self.xp, self.dtype
+        self._flat[0] = (home or xp).zeros(self.map.size, dtype)
+        self._views[0] = self.map.weights(self._flat[0])
+        self.gradients: Any = Gradients(self.map, xp, dtype)  # or what stands in its place where gradients are sharded
+        self.state = self.rule.state(self.map.size, home or xp, dtype)
+        self.segments = self.map.segments()
 
     def start(self, seed: int) -> None:
         """Set the first weights: from (seed, name)."""
@@ -44,8 +61,8 @@ class Part:
         """Copy host values into a view of an array of this part."""
         view[...] = self.xp.asarray(values).reshape(view.shape)
 
-    def weights(self, version: int | None = None) -> list[dict[str, Any]]:
-        """Views of a version of the weights (the newest), a dict a layer."""
+    def weights(self, version: int | None = None) -> Sequence[dict[str, Any]]:
+        """A version of the weights (the newest) by short name, a dict a layer."""
         return self._views[self.newest if version is None else version]
 
     def weights_by_name(self) -> dict[str, Any]:
@@ -57,11 +74,16 @@ class Part:
         return {kind: self.map.by_name(flat) for kind, flat in self.state.items()}
 
     @property
+    def flat(self) -> Any:
+        """The newest weights (n,)."""
+        return self._flat[self.newest]
+
+    @property
     def versions(self) -> list[int]:
         """The versions that are alive."""
         return sorted(self._flat)
 
-    def advance(self, version: int, needed: bool, gradients: Gradients, rate: float, scale: float | None) -> None:
+    def advance(self, version: int, needed: bool, gradients: Any, rate: float, scale: float | None) -> None:
         """Make `version` from the newest weights and the gradients; `scale` None skips the update: the version is then a copy.
 
         `needed` says that the weights before are still in use, so that a copy is updated.
@@ -75,8 +97,10 @@ class Part:
         self.newest = version
         if scale is not None:
             self.applied += 1
-            g = gradients.flat[: self.map.size]
-            self.rule.step(self._flat[version], g, self.state, self.segments, self.applied, rate, scale)
+            self._step(self._flat[version], gradients, rate, scale)
+
+    def _step(self, flat: Any, gradients: Any, rate: float, scale: float) -> None:
+        self.rule.step(flat, gradients.flat[: self.map.size], self.state, self.segments, self.applied, rate, scale)
 
     def rename(self, version: int) -> None:
         """The newest weights, the only ones, are those of `version`."""
@@ -92,9 +116,49 @@ class Part:
         """Bytes by kind."""
         return {
             "parameters": sum(f.nbytes for f in self._flat.values()),
-            "gradients": self.gradients.flat.nbytes,
             "optimizer": sum(f.nbytes for f in self.state.values()),
+            **self.gradients.held_bytes(),
+            **self.beside,
         }
+
+    def reducer(self, sync: Sync) -> Buckets | Streamed:
+        """What sums this part's gradients over `group` as they become complete."""
+        assert self.group is not None and isinstance(self.gradients, Gradients)
+        return Buckets(self.map, self.gradients.flat, self.group, self.index, sync.bucket_mb, sync.first_bucket_mb, sync.algorithm)
+
+    def sum_start(self, gradients: Any, algorithm: str) -> Sequence[Pending]:
+        """Start to sum whole gradients over the replicas of the stage."""
+        assert self.group is not None
+        return [self.group.allreduce_start(gradients.flat[: self.map.size], "sum", "allreduce", algorithm, stage=self.index)]
+
+    def counted_gradients(self, gradients: Any, rank: int) -> dict[str, list[Any]]:
+        """What pipeline rank `rank` adds to the norm, by name: pieces whose squares, over all ranks, are each parameter's once."""
+        named = gradients.by_name()
+        return {n: [named[n]] for n in self.counted(rank)}
+
+    def tied_gradient(self, gradients: Any) -> Any:
+        """What the two stages that hold a tied weight exchange: the sums over replicas that this rank updates with."""
+        return gradients.by_name()["tokens.weight"]
+
+    def gradients_by_name(self, gradients: Any) -> dict[str, Any]:
+        """Views of the summed gradients by parameter name; collective where they are sharded: for who looks at everything."""
+        return gradients.by_name()
+
+    def owned(self, mesh: Mesh, rank: int) -> Iterator[Values]:
+        """What an MPI rank writes to a checkpoint: of the replicas along dp, replica i % dp has parameter i."""
+        at, kinds = mesh.coordinates(rank), {"weights": self.weights_by_name(), **self.state_by_name()}
+        for i, (name, parameter) in enumerate(self.counted(at["pp"]).items()):
+            if i % mesh.size("dp") == at["dp"]:
+                slices = Layout(parameter.shape).slices(mesh, rank)
+                yield from ((kind, name, slices, views[name]) for kind, views in kinds.items())
+
+    def restore(self, at: Checkpoint, optimizer: str, state: bool = True) -> None:
+        """Read weights and (where `state`) the optimizer's state; raises CheckpointError where they are not there."""
+        for name, view in self.weights_by_name().items():
+            self.put(view, at.read("weights", name))
+        for kind, views in self.state_by_name().items() if state else ():
+            for name, view in views.items():
+                self.put(view, at.read(f"{optimizer}.{kind}", name))
 
     def counted(self, rank: int) -> dict[str, Parameter]:
         """The parameters that pipeline rank `rank` counts: those of which it is the first holder; a tied weight is the embedding's."""

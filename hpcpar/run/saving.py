@@ -2,7 +2,7 @@
 
     every rank writes the slices that it owns -> rank 0 writes the manifest and renames the folder when it is whole
 
-Of the replicas of a stage, replica i % dp writes parameter i, so that all of them write at once.
+Of the replicas of a stage, replica i % dp writes parameter i, so that all of them write at once; shards write what they own.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from hpcpar import checkpoint
 from hpcpar.checkpoint.store import Tensor
 from hpcpar.config import tables
 from hpcpar.errors import PlanError
-from hpcpar.layout import Layout
+from hpcpar.ops.array import host_array
+from hpcpar.run import replicas
 from hpcpar.run.trainer import Trainer
 
 
@@ -27,21 +25,14 @@ def checkpoints(folder: Path) -> Path:
     return folder / "checkpoints"
 
 
-def host_array(view: Any) -> np.ndarray:
-    """The array in host memory."""
-    return view if isinstance(view, np.ndarray) else view.get()
-
-
 def _owned(trainer: Trainer) -> Iterator[Tensor]:
     p = trainer.pipeline
     rule = trainer.config.train.optimizer
     for part in trainer.parts.values():
-        kinds = {"weights": part.weights_by_name(), **{f"{rule}.{k}": v for k, v in part.state_by_name().items()}}
-        for i, (name, parameter) in enumerate(part.counted(p.rank).items()):
-            if i % p.mesh.size("dp") == p.replica:
-                slices = Layout(parameter.shape).slices(p.mesh, trainer.world.rank)
-                for kind, views in kinds.items():
-                    yield kind, name, parameter.shape, slices, host_array(views[name])
+        for kind, name, slices, values in part.owned(p.mesh, trainer.world.rank):
+            if kind == "weights" or trainer.shares_state:  # else the state of each replica is among the extras
+                stored = kind if kind == "weights" else f"{rule}.{kind}"
+                yield stored, name, part.map.parameters[name].shape, slices, host_array(values)
     yield from trainer.extras()
 
 
@@ -95,12 +86,9 @@ def restore(trainer: Trainer, path: Path) -> None:
         raise PlanError(f"{path} was trained on other tokens than data.source gives here; resume with the same data or start a new --out")
     if saved.get("train", {}).get("optimizer") != rule:
         raise PlanError(f"{path} holds the state of {saved.get('train', {}).get('optimizer')}, train.optimizer = {rule}; use the same")
+    apart = replicas.keeps_apart(trainer, at)
     for part in trainer.parts.values():
-        for name, view in part.weights_by_name().items():
-            part.put(view, at.read("weights", name))
-        for kind, views in part.state_by_name().items():
-            for name, view in views.items():
-                part.put(view, at.read(f"{rule}.{kind}", name))
+        part.restore(at, rule, not apart)
         counts = {at.fields["applied"][name] for name in part.map.names}
         if len(counts) > 1:
             raise PlanError(f"{path}: the parameters of stage {part.index} had {sorted(counts)} updates; resume with the plan that made it")

@@ -16,6 +16,8 @@ from hpcpar.nn.gradients import Gradients
 from hpcpar.optim import coefficient, rate
 from hpcpar.parallel.norm import gradient_norm
 from hpcpar.parallel.tied import Exchange
+from hpcpar.parallel.zero.gradients import Streamed
+from hpcpar.run.owed import compressed_parts
 from hpcpar.run.part import Part
 from hpcpar.run.trainer import Result, Trainer
 
@@ -62,14 +64,17 @@ class Synchronous(Trainer):
 
     def _loss(self) -> float:
         """The sum of the losses of all ranks over the number of unmasked labels."""
-        losses = self.executor.losses
-        total = 0.0
-        for k in sorted(losses):
-            total += losses[k]
-        sums = np.array([total])
+        sums = np.array([self._own_loss()])
         if self.world.size > 1:
             self.world.allreduce(sums, "sum", "loss")
         return float(sums[0]) / self._count if self._count else 0.0
+
+    def _own_loss(self) -> float:
+        """The sum of this rank's losses, in order of microbatches."""
+        losses, total = self.executor.losses, 0.0
+        for k in sorted(losses):
+            total += losses[k]
+        return total
 
     # what the executor asks for
 
@@ -89,7 +94,7 @@ class Synchronous(Trainer):
         """One over the unmasked labels of the global batch: never a mean of means."""
         return 1.0 / self._count if self._count else 0.0
 
-    def gradients(self, part: Part, k: int) -> Gradients:
+    def gradients(self, part: Part, k: int) -> Gradients | Streamed:
         """The one buffer of a part; complete after the last microbatch whose weight gradient this rank makes."""
         part.gradients.last = self.pipeline.final[part.index] == k
         return part.gradients
@@ -118,7 +123,7 @@ class Synchronous(Trainer):
     def _summed(part: Part) -> Any:
         if part.buckets:
             part.buckets.finish()
-        return part.gradients.by_name()["tokens.weight"]
+        return part.tied_gradient(part.gradients)
 
     def norm(self, part: Part, version: int | None) -> None:
         """N: the norm is taken once for all parts, by the first update."""
@@ -133,13 +138,14 @@ class Synchronous(Trainer):
 
     def _settle(self) -> None:
         """Wait for the sums, find the norm and what to do with it: the same on every rank."""
-        mine: dict[str, Any] = {}
+        mine: dict[str, list[Any]] = {}
         for part in self.parts.values():
             if part.buckets:
                 part.buckets.finish()
-            named = part.gradients.by_name()
-            mine.update({n: named[n] for n in part.counted(self.pipeline.rank)})
+            mine.update(part.counted_gradients(part.gradients, self.pipeline.rank))
         if self.watch:
-            self.watch({s: part.gradients.by_name() for s, part in self.parts.items()})
+            self.watch({s: part.gradients_by_name(part.gradients) for s, part in self.parts.items()})
         self._norm = gradient_norm(self.names, mine, self.pipeline.norm_group)
         self._scale = coefficient(self._norm, self.config.train.clip) if self._count else None
+        for _, compressed in compressed_parts(self.parts):
+            compressed.settle(self._scale is not None)

@@ -22,13 +22,14 @@ from hpcpar.errors import PlanError
 from hpcpar.nn.describe import parameters
 from hpcpar.ops.warm import warm
 from hpcpar.optim import rate
-from hpcpar.run import feasible, host, saving, settings
-from hpcpar.run.build import build, program_of
+from hpcpar.run import feasible, host, offload, saving, settings
+from hpcpar.run.build import build
 from hpcpar.run.emulate import emulated
 from hpcpar.run.evaluate import evaluate
 from hpcpar.run.feed import Feed
 from hpcpar.run.modes import trainer_for
-from hpcpar.run.output import Output, refuse_overwriting
+from hpcpar.run.output import Output, losses, refuse_overwriting, tokens_per_s
+from hpcpar.run.program import program_of
 from hpcpar.run.progress import Progress
 from hpcpar.run.recorder import Recorder
 from hpcpar.run.trainer import Result, Trainer
@@ -60,6 +61,7 @@ class Session:
         self.path: Path | None = None
         self.said: list[str] = []
         self.program, self.size = agreed(world, self._check)
+        moves = agreed(world, lambda: offload.placements(config, self.program, self.size, world.rank))
         if folder is not None:
             agreed(world, lambda: self._prepare(folder, resume))
         self.threads = settings.set_threads(agreed(world, lambda: settings.threads_for(config.run.threads, world.cores, world.node_ranks)))
@@ -68,10 +70,15 @@ class Session:
         self.corpus: Corpus = agreed(world, lambda: Corpus.of(config.data, config.model, config.train.seed))
         self._same_data()
         self._warm()
+        if config.plan.sync.progress == "thread":
+            agreed(world, world.progress_by_thread)
         self.pipeline = build(config, world, self.program, self.xp)
         if config.train.emulate:
             times = config.train.emulate
             agreed(world, lambda: emulated(self.pipeline, times, self.size))
+        if moves:
+            offload.attach(self.pipeline, moves, recorder, self.xp)
+            self.said = [*self.said, str(moves)]
         feed = Feed(self.corpus, config.train.batch, self.size, self.pipeline.replica, config.plan.dp)
         kind = trainer_for(config.plan.sync.mode, self.program.schedule.synchronous)
         self.trainer: Trainer = kind(config, self.pipeline, feed, recorder, self.xp)
@@ -154,9 +161,9 @@ def train(
         local, offset, _ = offset_ns(world)
         recorder.writer.clock(local, -offset)
     world.record = recorder.message
-    for part in trainer.parts.values():
-        for kind, held in part.held_bytes().items():
-            recorder.memory(kind, held)
+    held = [part.held_bytes() for part in trainer.parts.values()]
+    for kind in dict.fromkeys(kind for of in held for kind in of):
+        recorder.memory(kind, sum(of.get(kind, 0) for of in held))
     progress = Progress(trainer.steps, config.train.steps, config.run.log_every, lead)
     if lead:
         out = Output(folder, config, after)
@@ -166,6 +173,8 @@ def train(
         summary = _finish(session, out, progress, folder)
     finally:
         progress.close()
+        if world.thread:
+            world.thread.stop()
     return summary
 
 
@@ -182,7 +191,7 @@ def _steps(session: Session, out: Output | None, progress: Progress, folder: Pat
             _report(session, out, progress, result)
             trainer.recorder.flush()
         step = trainer.steps
-        if t.eval_every and step % t.eval_every == 0 and step < t.steps and not t.emulate:
+        if t.eval_every and step % t.eval_every == 0 and step < t.steps and not t.asleep:
             loss, _ = evaluate(trainer, t.eval_samples)
             trainer.recorder.metric("held_out_loss", loss)
             progress.say(f"step {step}: held-out loss {loss:.4f}")
@@ -195,15 +204,18 @@ def _report(session: Session, out: Output | None, progress: Progress, result: Re
     trainer, t = session.trainer, session.config.train
     step = trainer.steps
     lr = rate(t, step - 1)
+    alone = result.worker is not None  # it recorded its own metrics, when it made the step
     for name, value in (("loss", result.loss), ("grad_norm", result.grad_norm), ("tokens", result.tokens), ("seconds", result.seconds)):
-        if value is not None:
+        if value is not None and not alone:
             trainer.recorder.metric(name, value)
     if result.skipped and result.tokens:
-        progress.say(f"step {step}: the gradient norm is not finite; the update is skipped on all ranks")
+        whose = f" of worker {result.worker}" if alone else ""
+        progress.say(f"step {step}: the gradient norm{whose} is not finite; {trainer.skipping}")
     if out:
         digest = session.corpus.digest((step - 1) * t.batch, t.batch)
         line = {
             "step": step,
+            **({"rank": result.worker} if alone else {}),
             "loss": result.loss,
             "tokens": result.tokens,
             "grad_norm": result.grad_norm,
@@ -212,13 +224,14 @@ def _report(session: Session, out: Output | None, progress: Progress, result: Re
             "digest": digest,
         }
         out.step({**line, "skipped": True} if result.skipped else line)
-        progress.step(step, result.loss, t.batch * session.config.model.context / result.seconds)
+        if not result.worker:
+            progress.step(step, result.loss, t.batch * session.config.model.context / result.seconds)
 
 
 def _finish(session: Session, out: Output | None, progress: Progress, folder: Path) -> dict[str, Any]:
     config, trainer, world, t = session.config, session.trainer, session.world, session.config.train
     held_out = None
-    if session.corpus.held_samples and not t.emulate:
+    if session.corpus.held_samples and not t.asleep:
         held_out, _ = evaluate(trainer, t.eval_samples)
     path = saving.save(trainer, folder, config.run.keep_checkpoints)
     if trainer.recorder.writer:
@@ -229,14 +242,13 @@ def _finish(session: Session, out: Output | None, progress: Progress, folder: Pa
     summary: dict[str, Any] = {}
     if out and peaks is not None:
         marks = Yardsticks.of(session.corpus, t.eval_samples) if held_out is not None else None
-        steady = out.lines[1:] or out.lines
         summary = {
-            "losses": [line["loss"] for line in out.lines],
+            "losses": losses(out.lines),
             "held_out_loss": held_out,
             "unigram_loss": marks.unigram_loss if marks else None,
             "bigram_loss": marks.bigram_loss if marks else None,
             "tokens": sum(line["tokens"] for line in out.lines),
-            "tokens_per_s": len(steady) * t.batch * config.model.context / max(1e-9, sum(line["seconds"] for line in steady)),
+            "tokens_per_s": tokens_per_s(out.lines, t.batch * config.model.context),
             "parameters": sum(p.size for p in parameters(config.model).values()),
             "weights_sha256": checkpoint.weights_sha256(path),
             "peak_bytes": [dict(sorted(p.items())) for p in peaks],

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hpcpar import checkpoint
 from hpcpar.checkpoint.store import Tensor
 from hpcpar.config import Config
 from hpcpar.nn.context import Frame
 from hpcpar.nn.describe import parameters
+from hpcpar.run import owed
 from hpcpar.run.build import Pipeline
 from hpcpar.run.executor import Executor
 from hpcpar.run.feed import Feed, on_device
@@ -27,10 +28,14 @@ class Result:
     grad_norm: float | None
     skipped: bool
     seconds: float
+    worker: int | None = None  # whose step it is, where each worker has steps of its own
 
 
 class Trainer(ABC):
     """This rank's part of a run; `until` makes steps."""
+
+    shares_state: ClassVar[bool] = True  # the replicas of a stage hold the same optimizer state
+    skipping: ClassVar[str] = "the update is skipped on all ranks"
 
     def __init__(self, config: Config, pipeline: Pipeline, feed: Feed, recorder: Recorder, xp: Any):
         self.config, self.pipeline, self.feed, self.recorder, self.xp = config, pipeline, feed, recorder, xp
@@ -57,12 +62,12 @@ class Trainer(ABC):
         self.steps = steps
 
     def extras(self) -> Iterator[Tensor]:
-        """State besides weights and optimizer that a run needs to go on, such as what compression still owes: none here."""
-        return iter(())
+        """State besides weights and optimizer that a run needs to go on: what compression still owes."""
+        return owed.tensors(self.parts)
 
     def restore_extras(self, found: checkpoint.Checkpoint) -> None:
         """Read what `extras` wrote; raises PlanError where another plan cannot go on from it."""
-        return None
+        owed.restore(self.parts, found)
 
     def _taken(self, k: int, step: int, microbatch: int) -> tuple[Any, Any]:
         """ids (B, T) and labels (B*T,) on the device, kept under `k` from the forward to the backward."""

@@ -13,6 +13,7 @@ Meaning of an event. F, I, W, B (I and W together), RECOMPUTE, UPDATE, EVALUATE:
 (a RECOMPUTE inside a B): time belongs to the innermost. WAIT: the rank stands still until a message or a collective is complete; it is
 serial too and may lie inside a compute event. SEND, RECEIVE and COLLECTIVE span from the post to the completion and may overlap everything;
 a blocking call that lies inside a compute event is given a WAIT of the same span, since nothing else tells it from a hidden one.
+The UPDATE of a parameter server is made by the owner's own thread and may overlap what the rank computes as a worker.
 Enum values are never reused: a new name takes a new number at the end.
 """
 
@@ -66,6 +67,10 @@ class Operation(IntEnum):
     TO_DEVICE = 15
     TO_HOST = 16
     AGREE = 17
+    AVERAGE = 35
+    PUSH = 40  # of a worker's gradient to the owner of a shard; of an UPDATE: the worker whose push it applied is its peer
+    PULL = 41  # of a shard's weights; `version` is the number of updates in them
+    CLOCK = 42  # of reading, or waiting for, other workers' clocks
 
 
 class Axis(IntEnum):

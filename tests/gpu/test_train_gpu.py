@@ -26,6 +26,7 @@ dropout = 0.1
 pp = {pp}
 dp = {dp}
 microbatches = 2
+sync = {{bucket_mb = 0.01, first_bucket_mb = 0.002}}
 [train]
 steps = 3
 batch = 8
@@ -51,6 +52,20 @@ def hpcpar(*words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("style", ["gpt", "llama"])
 @pytest.mark.parametrize(("pp", "dp", "aware"), [(1, 1, "auto"), (2, 1, "no"), (1, 2, "no"), (2, 1, "direct"), (1, 2, "direct")])
 def test_same_run_on_both(tmp_path: Path, pp: int, dp: int, aware: str, style: str) -> None:
+    same(tmp_path, pp, dp, aware, LLAMA if style == "llama" else [])
+
+
+@pytest.mark.parametrize(("zero", "aware", "style"), [(1, "no", "llama"), (2, "direct", "gpt"), (3, "no", "gpt"), (3, "direct", "llama")])
+def test_shards_on_both(tmp_path: Path, zero: int, aware: str, style: str) -> None:
+    same(tmp_path, 1, 2, aware, [f"plan.zero={zero}", *(LLAMA if style == "llama" else [])])
+
+
+def test_a_parameter_server_in_host_memory_is_the_same_for_both(tmp_path: Path) -> None:
+    same(tmp_path, 1, 2, "no", ["plan.sync.mode=ssp"])
+
+
+def same(tmp_path: Path, pp: int, dp: int, aware: str, settings: list[str]) -> None:
+    """Run on the CPU and on the GPU, and compare losses, norms and weights."""
     if pp * dp > 1 and launcher_facts.find() is None:
         pytest.skip("no mpiexec")
     if aware == "direct":
@@ -62,7 +77,7 @@ def test_same_run_on_both(tmp_path: Path, pp: int, dp: int, aware: str, style: s
     for where in ("cpu", "cuda"):
         text = CONFIG.format(pp=pp, dp=dp, source=source, where=where, aware=aware)
         (tmp_path / f"{where}.toml").write_text(text)
-        sets = [w for s in (LLAMA if style == "llama" else []) for w in ("--set", s)]
+        sets = [w for s in settings for w in ("--set", s)]
         child = hpcpar("train", str(tmp_path / f"{where}.toml"), "--out", str(tmp_path / where), *sets, ranks=pp * dp)
         assert child.returncode == 0, child.stdout + child.stderr
     child = hpcpar("compare", str(tmp_path / "cpu"), str(tmp_path / "cuda"), "--json")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
+from hpcpar.comm.pending import Overdue
 from hpcpar.comm.world import World
 from hpcpar.layout import cut
 
@@ -40,6 +43,22 @@ def test_reduce_scatter_and_allgather_are_adjoint(world: World, n: int) -> None:
 
 
 @pytest.mark.mpi(sizes=SIZES)
+@pytest.mark.parametrize("n", [1, 7, 100_003])
+def test_reduce_scatter_in_place(world: World, n: int) -> None:
+    """A rank's piece then stands at the beginning, also an empty one."""
+    share = counts(n, world.size)
+    start = sum(share[: world.rank])
+    x, piece = drawn(5, world.rank, n), np.full(share[world.rank], np.nan)
+    world.reduce_scatter_start(x.copy(), piece, share).wait()
+    if share[0] > share[-1]:
+        with pytest.raises(ValueError, match="ascend"):
+            world.reduce_scatter_start(x, None, share[::-1])
+    world.reduce_scatter_start(x, None, share).wait()
+    assert np.array_equal(x[: share[world.rank]], piece)
+    assert np.allclose(piece, sum(drawn(5, r, n)[start : start + len(piece)] for r in range(world.size)), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.mpi(sizes=SIZES)
 def test_alltoall_is_its_own_adjoint_with_the_counts_exchanged(world: World) -> None:
     to = [[(3 * i + 5 * j) % 7 for j in range(world.size)] for i in range(world.size)]  # some pairs exchange nothing
     send, receive = to[world.rank], [to[i][world.rank] for i in range(world.size)]
@@ -48,3 +67,17 @@ def test_alltoall_is_its_own_adjoint_with_the_counts_exchanged(world: World) -> 
     world.alltoall_start(x, send, there, receive).wait()
     world.alltoall_start(y, receive, back, send).wait()
     assert dot(world, there, y) == pytest.approx(dot(world, x, back), rel=1e-12, abs=1e-10)
+
+
+@pytest.mark.mpi(sizes=(2,))
+def test_a_collective_that_another_rank_leaves_out_ends_with_a_name(world: World) -> None:
+    """Not with a hang: the wait says what it waited for."""
+    if world.rank:
+        time.sleep(1.0)
+    pending = world.allgather_start(np.zeros(2), [1, 1], stage=3)
+    if not world.rank:
+        world.waiter.timeout_s = 0.2
+        with pytest.raises(Overdue, match=r"collective allgather of stage 3 \(16 bytes, axis world\)"):
+            pending.wait()
+        world.waiter.timeout_s = 60.0
+    pending.wait()

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hpcpar.parallel.norm import gradient_norm, norm_of
+from hpcpar.parallel.norm import Shares, gradient_norm, norm_of
 
 
 @pytest.mark.mpi(sizes=(1,))
@@ -24,3 +24,12 @@ def test_squares_are_added_in_name_order():
 @pytest.mark.mpi(sizes=(1,))
 def test_a_parameter_that_another_rank_counts_adds_nothing():
     assert gradient_norm(["a", "b"], {"b": np.array([[3.0], [4.0]])}, None) == 5.0
+
+
+@pytest.mark.mpi(sizes=(2, 3, 4))
+def test_shares_of_one_parameter_add_to_the_same_bits_on_all_ranks(world):
+    every = [np.random.Generator(np.random.Philox(key=[9, r])).random(500) for r in range(world.size)]
+    want = every[0]
+    for other in every[1:]:
+        want = want + other
+    assert np.array_equal(Shares(world, every[world.rank], world, 0).finish(), want)

@@ -10,7 +10,7 @@ import pytest
 from launch import configuration, hpcpar, metrics
 
 from hpcpar import config, trace
-from hpcpar.run.build import program_of
+from hpcpar.run.program import program_of
 from hpcpar.run.streams import flow_of, wants
 from hpcpar.schedule.clock import Times, clock
 from hpcpar.schedule.family import Asynchronous
@@ -19,6 +19,7 @@ from hpcpar.schedule.lower import lower
 from hpcpar.trace.schema import PIPELINE
 
 UNIT_S = 0.03  # F, I and W
+OFTEN = ("1f1b", "interleaved", "zb-v", "dualpipe", "pipedream", "pipedream-2bw")  # the others: make test-long
 
 
 def undisturbed(test):
@@ -80,7 +81,7 @@ def test_measured_bubbles_of_four_stages_are_the_closed_form(tmp_path, schedule,
 
 
 @undisturbed
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", [pytest.param(s, marks=() if s in OFTEN else pytest.mark.long) for s in SCHEDULES])
 def test_eight_stages_follow_the_clock(tmp_path, schedule):
     """Every schedule of the registry; the step is that of the clock with the times asked for."""
     chunks = {"interleaved": 2}.get(schedule, getattr(SCHEDULES[schedule], "chunks", None) or 1)
@@ -100,6 +101,7 @@ def test_eight_stages_follow_the_clock(tmp_path, schedule):
 
 
 @undisturbed
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ("1f1b", "zb-h1"))
 def test_sixteen_stages(tmp_path, schedule):
     folder, cfg = emulate(tmp_path, 16, schedule=schedule, microbatches=24)
@@ -120,6 +122,25 @@ def test_a_slow_rank_slows_the_pipeline_as_the_clock_says(tmp_path):
     timing = clock(program_of(config.load(path)), Times(UNIT_S, UNIT_S, UNIT_S, slow={2: 2.0}))
     lines = metrics(tmp_path / "out")[1:]
     assert sum(line["seconds"] for line in lines) / len(lines) == pytest.approx(timing.makespan, rel=0.03)
+
+
+@undisturbed
+def test_a_slow_worker_slows_bsp_and_not_asp(tmp_path):
+    """Three times slower: everyone's steps in bsp, its own alone in asp; with a bound the fast one is held to the slow one's rate."""
+    rates = {}  # of the fast worker, over that of the slow one
+    for name, sync in {"bsp": {}, "ssp": {"mode": "ssp", "staleness": 2}, "asp": {"mode": "asp"}}.items():
+        (tmp_path / name).mkdir()
+        path = configuration(
+            tmp_path / name, model__width=32, plan__dp=2, train__steps=16, plan__sync=sync,
+            train__emulate={"F": UNIT_S / 3, "I": UNIT_S / 3, "W": UNIT_S / 3, "slow": {"1": 3.0}},
+        )  # fmt: skip
+        assert hpcpar("train", path, "--out", tmp_path / name / "out", ranks=2).code == 0
+        found = analysed(tmp_path / name / "out")["workers"]
+        rates[name] = found[0]["steps_per_s"] / found[1]["steps_per_s"]
+        assert (found[0]["staleness_max"] or 0) <= {"bsp": 0, "ssp": 2, "asp": 16}[name]
+    assert rates["bsp"] == pytest.approx(1, abs=0.1)
+    assert rates["asp"] > 2
+    assert rates["ssp"] < 1.6  # a few steps at its own rate, then at the other's
 
 
 @undisturbed

@@ -53,6 +53,42 @@ def test_a_killed_rank_ends_all(tmp_path, rank):
         assert set(found.events(r)["step"]) >= {1, 2}
 
 
+SERVED = ({"plan__sync": {"mode": "asp"}}, {"plan__sync": {"mode": "ssp"}}, {"plan__sync": {"mode": "ssp", "staleness": 2}})
+SERVED_IDS = ("asp", "ssp 0", "ssp 2")
+
+
+@pytest.mark.parametrize("fault, code", (("raise", 1), ("kill", None)))
+@pytest.mark.parametrize("plan", SERVED[:2], ids=SERVED_IDS[:2])
+def test_a_worker_that_fails_ends_all(tmp_path, plan, fault, code):
+    """Also those that go their own way, and those that wait for its clock."""
+    cfg = configuration(tmp_path, plan__dp=3, train__batch=9, train__steps=1000, **plan)
+    start = time.monotonic()
+    done = faulty(fault, 1, 3, "train", cfg, "--out", tmp_path / "out", ranks=3)
+    assert time.monotonic() - start < 30
+    assert done.code == code if code else done.code != 0, done.err
+    if fault == "raise":
+        assert "rank 1 on" in done.err and "step 3" in done.err and done.err.count("Traceback") == 1
+    found = trace.open(tmp_path / "out")
+    for r in range(3):
+        assert set(found.events(r)["step"]) >= {1}
+
+
+@pytest.mark.parametrize("plan, fault", list(zip(SERVED, ("nan", "inf", "inf"), strict=True)), ids=SERVED_IDS)
+def test_a_gradient_of_one_worker_that_is_not_finite(tmp_path, plan, fault):
+    """With staleness 0 the step is skipped for all; otherwise only that worker's update is, on all owners."""
+    together = plan == {"plan__sync": {"mode": "ssp"}}
+    cfg = configuration(tmp_path, plan__dp=2, train__learning_rate=0.01, **plan)
+    done = faulty(fault, 1, 4, "train", cfg, "--out", tmp_path / "out", ranks=2)
+    assert done.code == 0, done.err
+    lines = metrics(tmp_path / "out")
+    assert [(line["step"], line["rank"]) for line in lines] == [(s, r) for s in (1, 2, 3, 4) for r in (0, 1)]
+    skipped = [(line["step"], line["rank"]) for line in lines if line.get("skipped")]
+    assert skipped == ([(4, 0), (4, 1)] if together else [(4, 1)])
+    found = checkpoint.open(checkpoint.newest(tmp_path / "out" / "checkpoints"))
+    assert set(found.fields["applied"].values()) == {3 if together else 7}
+    assert all(np.isfinite(w).all() for w in checkpoint.read_weights(found.path).values())
+
+
 @pytest.mark.parametrize("fault", ("nan", "inf"))
 @pytest.mark.parametrize(
     "plan",

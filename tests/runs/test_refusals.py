@@ -27,6 +27,14 @@ REFUSED = {
     "no corpus": ({"data__source": "/nowhere/at-all.txt"}, 1, ["/nowhere/at-all.txt"]),
     "vocabulary": ({"model__vocabulary": 100}, 1, ["100", "256"]),
     "tensor parallel": ({"plan__tp": 2}, 2, ["plan.tp = 2"]),
+    "sharded gradients in a pipeline": ({"plan__pp": 2, "plan__zero": 2}, 2, ["plan.zero = 2", "plan.pp = 2", "zero = 1"]),
+    "asp and stages": ({"plan__pp": 2, "plan__sync": {"mode": "asp"}}, 2, ["asp", "pp = 2", "whole model"]),
+    "ssp and versions": ({"plan__schedule": "pipedream-2bw", "plan__sync": {"mode": "ssp"}}, 1, ["ssp", "pipedream-2bw"]),
+    "ssp and zero": ({"plan__zero": 1, "plan__dp": 2, "plan__sync": {"mode": "ssp"}}, 2, ["zero = 1"]),
+    "asp and offload": ({"plan__offload": {}, "plan__sync": {"mode": "asp"}}, 1, ["offload"]),
+    "asp and compression": ({"plan__sync": {"mode": "asp", "compress": "top-k"}}, 1, ["top-k"]),
+    "asp and an algorithm": ({"plan__sync": {"mode": "asp", "algorithm": "ring"}}, 1, ["ring"]),
+    "staleness without ssp": ({"plan__sync": {"mode": "asp", "staleness": 2}}, 1, ["staleness = 2", "ssp"]),
     "no GPU": ({"run__device": "cuda"}, 1, ["cuda"]),
 }
 

@@ -73,11 +73,61 @@ def test_asynchronous_runs_evaluate_save_and_resume_at_their_drains(tmp_path, pl
     assert "after step 5" in train(tmp_path, "parts", "--resume", ranks=ranks, train__steps=10, **plan).err
     found = compare(tmp_path / "whole", tmp_path / "parts")
     assert (found["loss"], found["weights"]) == (0, 0), found
+    said = trace.open(tmp_path / "whole").metrics(0)
+    steps = {int(m["step"]): float(m["value"]) for m in said if m["name"] == b"loss"}
+    assert steps == {x["step"]: x["loss"] for x in metrics(tmp_path / "whole")}
     for key in ("loss", "grad_norm", "digest", "learning_rate"):
         assert [x[key] for x in metrics(tmp_path / "parts")] == [x[key] for x in metrics(tmp_path / "whole")]
 
 
-@pytest.mark.parametrize("plan, ranks", [({}, 1), ({"plan__pp": 4}, 4), ({"plan__dp": 3}, 3), ({"plan__dp": 2, "plan__pp": 2}, 4)])
+SERVED = {"mode": "ssp", "staleness": 0}
+
+
+def test_a_parameter_server_saves_and_resumes(tmp_path):
+    """With staleness 0 there is one sequence of updates; shards of three owners are uneven."""
+    plan = {"plan__dp": 3, "plan__sync": SERVED, "train__eval_every": 3, "train__eval_samples": 8}
+    train(tmp_path, "whole", ranks=3, train__steps=10, **plan)
+    train(tmp_path, "parts", ranks=3, train__steps=10, **plan)
+    forget_the_end(tmp_path / "parts")
+    assert "after step 5" in train(tmp_path, "parts", "--resume", ranks=3, train__steps=10, **plan).err
+    found = compare(tmp_path / "whole", tmp_path / "parts")
+    assert (found["loss"], found["grad_norm"], found["weights"]) == (0, 0, 0), found
+    for key in ("step", "rank", "loss", "grad_norm", "digest", "learning_rate"):
+        assert [x[key] for x in metrics(tmp_path / "parts")] == [x[key] for x in metrics(tmp_path / "whole")]
+
+
+def test_resume_from_and_to_a_parameter_server(tmp_path):
+    """Weights and optimizer state are global by name: bsp -> ssp on 3 ranks, and ssp on 2 -> bsp, are the run without a stop."""
+    bulk, served = {"plan__dp": 2}, {"plan__dp": 3, "plan__sync": SERVED}
+    train(tmp_path, "whole", ranks=2, train__steps=10, **bulk)
+    train(tmp_path, "to", ranks=2, train__steps=10, **bulk)
+    forget_the_end(tmp_path / "to")
+    train(tmp_path, "to", "--resume", ranks=3, train__steps=10, **served)
+    assert compare(tmp_path / "whole", tmp_path / "to")["weights"] <= 1e-12
+    train(tmp_path, "from", ranks=2, train__steps=10, **{**served, "plan__dp": 2})
+    forget_the_end(tmp_path / "from")
+    train(tmp_path, "from", "--resume", ranks=2, train__steps=10, **bulk)
+    assert compare(tmp_path / "whole", tmp_path / "from")["weights"] <= 1e-12
+
+
+def test_an_asynchronous_run_resumes(tmp_path):
+    plan = {"plan__dp": 2, "plan__sync": {"mode": "asp"}}
+    train(tmp_path, "out", ranks=2, train__steps=10, **plan)
+    forget_the_end(tmp_path / "out")
+    train(tmp_path, "out", "--resume", ranks=2, train__steps=10, **plan)
+    assert [(x["step"], x["rank"]) for x in metrics(tmp_path / "out")] == [(s, r) for s in range(1, 11) for r in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "plan, ranks",
+    [
+        ({}, 1),
+        ({"plan__pp": 4}, 4),
+        ({"plan__dp": 3}, 3),
+        ({"plan__dp": 2, "plan__pp": 2}, 4),
+        ({"plan__dp": 3, "plan__zero": 3}, 3),
+    ],
+)
 def test_resume_under_another_plan(tmp_path, plan, ranks):
     first = {"plan__pp": 2, "plan__microbatches": 2}
     train(tmp_path, "whole", ranks=2, train__steps=10, **first)

@@ -171,10 +171,9 @@ class ndarray:
         else:
             out = np.empty(self.shape, self.dtype, order=order)  # type: ignore[call-overload]
         out[...] = self._host
+        _state.work(self._host, on=queue)
         if blocking:
             queue.finish()
-        else:
-            queue.issued += 1
         return out
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
@@ -188,8 +187,8 @@ class ndarray:
         if not (self._host.flags.c_contiguous or self._host.flags.f_contiguous):
             raise RuntimeError("Cannot set to non-contiguous array")
         _state.counts.to_device += 1
+        _state.work(self._host, on=stream)
         self._host[...] = arr
-        _state.work(self._host)
 
     def item(self) -> Any:
         """The one element."""

@@ -13,10 +13,10 @@ from ._array import arrays, ndarray, run, unset, unwrap, wrap
 UFUNCS = [n for n in _names.table()["cupy"] if isinstance(of := getattr(np, n, None), np.ufunc) and of.signature is None]
 FUNCTIONS = """
     all allclose amax amin any append argmax argmin argsort argwhere around array_equal atleast_1d atleast_2d average bincount
-    broadcast_arrays broadcast_to clip column_stack concatenate copy count_nonzero cumprod cumsum diag diagonal diff dot dstack expand_dims
-    flatnonzero flip hstack inner isclose kron linspace matmul max mean median min moveaxis nan_to_num nansum nonzero ones_like outer pad
-    prod ravel repeat reshape roll round searchsorted sort split squeeze stack std sum swapaxes take take_along_axis tensordot tile trace
-    transpose tril triu unique var vdot vstack zeros_like
+    broadcast_arrays broadcast_to clip column_stack concatenate copy count_nonzero cumprod cumsum diag diagonal diff dot dstack
+    expand_dims flatnonzero flip hstack inner isclose kron linspace matmul max mean median min moveaxis nan_to_num nansum nonzero
+    ones_like outer pad partition prod ravel repeat reshape roll round searchsorted sort split squeeze stack std sum swapaxes take
+    take_along_axis tensordot tile trace transpose tril triu unique var vdot vstack zeros_like
 """.split()  # noqa: SIM905
 PLAIN = "can_cast common_type isscalar iterable issubdtype ndim promote_types result_type shape size".split()  # noqa: SIM905
 FRESH = ["eye", "identity", "indices", "tri"]  # from numbers alone

@@ -26,6 +26,14 @@ class Stream:
         self.finished = 0
         self._default = null
         self.waits: list[tuple[Stream, int]] = []
+        self.follows: dict[Stream, int] = {}  # later work of this stream comes after the work of others up to these
+
+    def wait(self, stream: Stream, tick: int) -> None:
+        """Later work comes after that of `stream` up to `tick`, and after what that one follows."""
+        self.issued += 1
+        self.waits.append((stream, tick))
+        for s, then in ((stream, tick), *stream.follows.items()):
+            self.follows[s] = max(then, self.follows.get(s, 0))
 
     def finish(self, tick: int | None = None) -> None:
         """All work up to `tick` is done, and with all of it what the stream was told to wait for."""
@@ -44,9 +52,9 @@ class Allocation:
         self.pending: dict[Stream, int] = {}
 
     def busy(self, but: Stream | None = None) -> bool:
-        """Whether a stream (other than `but`) may still be at work on this memory."""
+        """Whether a stream (other than `but`, and not with work that `but` waits for) may still be at work on this memory."""
         self.pending = {s: tick for s, tick in self.pending.items() if tick > s.finished}
-        return any(s is not but for s in self.pending)
+        return any(s is not but and (but is None or but.follows.get(s, 0) < tick) for s, tick in self.pending.items())
 
 
 class Counts:
@@ -68,6 +76,7 @@ counts = Counts()
 null = Stream(null=True)
 _here = threading.local()
 _allocations: dict[int, Allocation] = {}
+_freed_early: list[int] = []  # bytes of memory that was freed while a stream was at work on it
 
 
 def current() -> Stream:
@@ -98,8 +107,15 @@ def allocation(array: np.ndarray) -> Allocation:
     key = id(root)
     if key not in _allocations:
         _allocations[key] = Allocation(getattr(root, "nbytes", array.nbytes))
-        weakref.finalize(root, _allocations.pop, key, None)
+        weakref.finalize(root, _free, key)
     return _allocations[key]
+
+
+def _free(key: int) -> None:
+    """Memory goes back to its pool, from where later work of the current stream may have it at once."""
+    freed = _allocations.pop(key, None)
+    if freed is not None and freed.busy(but=current()):
+        _freed_early.append(freed.nbytes)
 
 
 def used_bytes() -> int:
@@ -107,9 +123,16 @@ def used_bytes() -> int:
     return sum(a.nbytes for a in list(_allocations.values()))
 
 
-def work(*arrays: np.ndarray) -> None:
-    """Give the current stream a piece of work that reads or writes these arrays."""
-    stream = current()
+def work(*arrays: np.ndarray, on: Stream | None = None) -> None:
+    """Give a stream (the current one) a piece of work that reads or writes these arrays.
+
+    Raises Unsynchronised where another stream is at work on them that it does not wait for, or was on memory that is free by now.
+    """
+    stream = on or current()
+    if _freed_early:
+        raise Unsynchronised(f"{_freed_early.pop()} bytes of device memory were freed while another stream was at work on them")
+    if any(allocation(array).busy(but=stream) for array in arrays):
+        raise Unsynchronised("another stream has pending work on an array, and this one does not wait for it; use wait_event")
     stream.issued += 1
     for array in arrays:
         allocation(array).pending[stream] = stream.issued

@@ -15,5 +15,10 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     return run(np.linalg.norm, x, ord, axis, keepdims)
 
 
+def qr(a: Any, mode: str = "reduced") -> Any:
+    """The factors (Q, R) of a matrix."""
+    return run(lambda x: tuple(np.linalg.qr(x, mode)), a)
+
+
 def __getattr__(name: str) -> Any:
     raise _names.missing("cupy.linalg", name)

@@ -16,7 +16,8 @@ def config(**tables):
 
 
 def write(folder, ranks, description=None, count=None):
-    """Write a trace: `ranks` holds for each rank a list of (step, kind, start ms, end ms, facts) and ("memory", kind, bytes) rows."""
+    """Write a trace: `ranks` holds for each rank a list of (step, kind, start ms, end ms, facts), ("memory", kind, bytes) and
+    ("metric", step, name, value) rows."""
     description = description or {}
     for rank, events in enumerate(ranks):
         if events is None:
@@ -25,6 +26,10 @@ def write(folder, ranks, description=None, count=None):
             for event in events:
                 if event[0] == "memory":
                     writer.memory(*event[1:])
+                    continue
+                if event[0] == "metric":
+                    writer.step = event[1]
+                    writer.metric(*event[2:])
                     continue
                 writer.step, kind, start, end, *facts = event
                 writer.record(kind, round(start * MS), round(end * MS), **(facts[0] if facts else {}))

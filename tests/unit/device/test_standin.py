@@ -191,3 +191,34 @@ def test_streams_wait_for_their_own_work_only(cupy: ModuleType) -> None:
         _ = a.__cuda_array_interface__
     first.synchronize()
     _ = a.__cuda_array_interface__
+
+
+def test_copies_on_a_stream_of_their_own(cupy: ModuleType) -> None:
+    """What one stream writes, another reads only behind an event; and memory is not freed under a copy."""
+    import cupyx
+
+    copies, a, host = cupy.cuda.Stream(non_blocking=True), cupy.ones(4), cupyx.empty_pinned(4)
+    here = cupy.cuda.get_current_stream()
+    with pytest.raises(RuntimeError, match="another stream"):
+        a.get(stream=copies, out=host, blocking=False)
+    copies.wait_event(here.record())
+    a.get(stream=copies, out=host, blocking=False)
+    with pytest.raises(RuntimeError, match="another stream"):
+        _ = a + 1  # it is still at work on it
+    here.wait_event(copies.record())
+    a += 1
+    b = cupy.empty(4)
+    b.set(host, stream=copies)
+    with pytest.raises(RuntimeError, match="another stream"):
+        _ = b + 1
+    arrived = copies.record()
+    here.wait_event(arrived)
+    b += 1
+    assert host.tolist() == [1] * 4 and b.tolist() == [2] * 4
+    copies.synchronize()
+    c = cupy.ones(4)
+    copies.wait_event(here.record())
+    c.get(stream=copies, out=host, blocking=False)
+    del c
+    with pytest.raises(RuntimeError, match="freed"):
+        a += 1

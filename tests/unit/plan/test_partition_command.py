@@ -18,8 +18,8 @@ from hpcpar.plan.cut import Partition, Stage
 from hpcpar.plan.described import described
 from hpcpar.plan.partition import partition
 from hpcpar.plan.predict import stage_times, step_timing
-from hpcpar.run.build import program_of
 from hpcpar.run.feasible import microbatch_size
+from hpcpar.run.program import program_of
 
 UNEVEN = [0.002, 0.004, 0.004, 0.004, 0.004, 0.008]  # the head is two blocks
 

@@ -1,0 +1,66 @@
+"""`hpcpar memory CONFIG.toml`: what each rank will hold, by kind, beside the formula of its plan; nothing is run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcpar.run.memory import Held
+
+
+def add(verbs: Any) -> None:
+    """Register the verb."""
+    p = verbs.add_parser("memory", help="bytes that each rank of a plan will hold, beside the formula", description=__doc__)
+    p.add_argument("config", type=Path, metavar="CONFIG.toml")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting, as in plan.zero=2")
+    p.add_argument("--json", action="store_true", help="print a JSON list, an object for all ranks that hold the same")
+    p.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Count and print; raises PlanError where the plan could not be run."""
+    from hpcpar import config
+    from hpcpar.run.memory import held
+
+    found = held(config.load(args.config, args.set))
+    if args.json:
+        print(json.dumps([h.report() for h in found], indent=2))
+    else:
+        _print(found)
+    return 0
+
+
+def _print(found: list[Held]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from hpcpar.analyse.table import size
+
+    console = Console(highlight=False, markup=False)
+    for h in found:
+        table = Table("", "held", "formula", box=box.SIMPLE_HEAD, pad_edge=False)
+        for kind, count in h.kinds.items():
+            table.add_row(kind, size(count), size(h.by_formula[kind]))
+        kinds, named = sum(h.kinds.values()), sum(h.buffers.values())
+        table.add_row("together", size(kinds), f"{size(sum(h.by_formula.values()))} = {h.formula}")
+        for name, count in h.buffers.items():
+            table.add_row(f"  {name}", size(count), "")
+        table.add_row("with buffers", size(kinds + named), "")
+        console.print(f"rank{'s' * (len(h.ranks) > 1)} {_ranges(h.ranks)}: stage {_ranges(h.stages)}, Ψ = {h.elements:,}, N = {h.owners}")
+        console.print(table)
+    console.print("what microbatches leave for the backward (activations) comes on top")
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0-3, 5 for 0, 1, 2, 3, 5."""
+    out: list[list[int]] = []
+    for n in numbers:
+        if out and out[-1][1] == n - 1:
+            out[-1][1] = n
+        else:
+            out.append([n, n])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in out)
