@@ -29,6 +29,41 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A table of the configuration."""
 
 
+class Capacity(Description, frozen=True):
+    """How many tokens of a group an expert takes, and which are dropped beyond that; the formulas are in nn.gates.capacity."""
+
+    policy: Literal["floor", "ceil", "mesh", "gshard", "deepspeed", "megatron", "tutel"] = "ceil"
+    factor: Annotated[float, msgspec.Meta(gt=0)] = 1.25
+    evaluation: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # the factor without training; 0 = factor
+    minimum: Count | None = None  # tokens; none = the policy's own
+    order: Literal["position", "probability", "random"] = "position"  # who keeps a place
+    skipped: Literal["hold", "free"] = "hold"  # position: the places of second choices that chance leaves out
+
+
+class Moe(Description, frozen=True):
+    """Mixture of experts: the MLP of every `every`-th block is a router and experts. Routing is over groups of `group` whole samples."""
+
+    experts: Positive = 8
+    gate: Literal["noisy-topk", "gshard", "switch", "topk", "sigmoid-bias", "expert-choice", "hash", "balanced"] = "topk"
+    k: Positive = 2  # experts a token; on average, where experts choose
+    group: Positive = 1  # samples
+    every: Positive = 1
+    width: Count = 0  # inside an expert; 0 = that of the dense MLP
+    capacity: Capacity | None = None  # none = no token is dropped
+    normalise: Literal["none", "before", "after"] | None = (
+        None  # weights made to add up to 1, before or after the drop; none = the gate's own
+    )
+    balance: Annotated[float, msgspec.Meta(ge=0)] | None = None  # coefficient of the gate's auxiliary loss; none = the gate's own
+    z_loss: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # coefficient
+    scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # of the weights
+    bias_rate: Annotated[float, msgspec.Meta(ge=0)] = 1e-3  # sigmoid-bias: of the selection bias, an update
+    expert_groups: Positive = 1  # sigmoid-bias: groups of experts
+    limit: Count = 0  # sigmoid-bias: groups that a token may choose from; 0 = all
+    shared: Count = 0  # experts that every token passes through
+    initial: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # of the variance of the first values of router and experts (Switch: 0.1)
+    dropout: Fraction = 0.0  # inside experts
+
+
 class Model(Description, frozen=True):
     """The model. GPT-2's style is the default; Llama's is norm = "rms", position = "rotary", mlp = "swiglu", bias = false."""
 
@@ -45,6 +80,7 @@ class Model(Description, frozen=True):
     bias: bool = True
     tied: bool = True
     dropout: Fraction = 0.0
+    moe: Moe | None = None
 
     @property
     def groups(self) -> int:
@@ -62,6 +98,11 @@ class Model(Description, frozen=True):
         if self.mlp_width:
             return self.mlp_width
         return 4 * self.width if self.mlp == "gelu" else -(-8 * self.width // 3 // 8) * 8
+
+    @property
+    def expert_width(self) -> int:
+        """The width inside an expert."""
+        return (self.moe.width if self.moe else 0) or self.inner
 
 
 class Sync(Description, frozen=True):
@@ -109,6 +150,7 @@ class Plan(Description, frozen=True):
     chunks: Positive = 1
     zero: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
     sequence: bool = False
+    context: Literal["zig-zag", "ring", "gather", "ulysses"] = "zig-zag"  # how cp ranks see each other's keys; zig-zag is an even ring
     recompute: Literal["none", "full"] = "none"
     stages: Literal["even"] | tuple[Count, ...] = "even"
     replicas: tuple[Positive, ...] = ()
@@ -159,6 +201,7 @@ class Train(Description, frozen=True):
     clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0  # 0 = no clipping
     precision: Literal["float32", "float64"] = "float32"
     seed: Count = 1
+    check_replicas: Count = 0  # steps between checks that what should be equal on several ranks is; 0 = never
     eval_every: Count = 0  # 0 = at the end only
     eval_samples: Positive = 256
     emulate: Emulate | None = None

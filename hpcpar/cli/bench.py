@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcpar.errors import PlanError
 
-ALONE, TOGETHER = ("step", "trace"), ("allreduce", "scaling", "pipeline")
+ALONE, TOGETHER = ("step", "trace", "experts"), ("allreduce", "scaling", "pipeline")
 
 
 def add(verbs: Any) -> None:
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
     from hpcpar.collectives import ALGORITHMS
     from hpcpar.comm.world import World
-    from hpcpar.measure import allreduce, bench
+    from hpcpar.measure import allreduce, bench, bench_experts
 
     world = World(wait="auto")
     every = ALONE if world.size == 1 else TOGETHER
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     measures = {
         "step": lambda: bench.step(world),
         "trace": lambda: bench.trace(world),
+        "experts": bench_experts.experts,
         "allreduce": lambda: allreduce.measure(world),
         "scaling": lambda: bench.scaling(world, alone, variants),
         "pipeline": lambda: bench.pipeline(world, alone),
@@ -72,6 +73,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
             f"  {name:16} {w['seconds'] * 1e3:8.2f} ms  {w['against_mpi']:5.2f} x as fast as the MPI's own, {w['copies']:.1f} copies"
             for name, w in a["ways"].items()
         ]
+    if e := found.get("experts"):
+        out.append(
+            f"  8 experts, top-2 {e['ratio']:8.2f} x the seconds of a dense MLP of the same arithmetic  (from {e['ratio_min']:.2f} to "
+            f"{e['ratio_max']:.2f}; {e['experts_s']:.3f} s and {e['dense_s']:.3f} s, width 384, {e['experts_flops'] / 1e9:.1f} GFLOP)"
+        )
     if w := found.get("scaling"):
         out.append(
             f"weak scaling on {w['ranks']} ranks of one thread, {w['microbatches']} microbatches: alone {w['alone_s']:.3f} s, "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcpar.run.activations import InFlight
     from hpcpar.run.memory import Held
 
 
@@ -52,7 +53,29 @@ def _print(found: list[Held]) -> None:
         table.add_row("with buffers", size(kinds + named), "")
         console.print(f"rank{'s' * (len(h.ranks) > 1)} {_ranges(h.ranks)}: stage {_ranges(h.stages)}, Ψ = {h.elements:,}, N = {h.owners}")
         console.print(table)
-    console.print("what microbatches leave for the backward (activations) comes on top")
+        if h.activations:
+            _activations(console, h.activations)
+        else:
+            console.print("what microbatches in flight keep comes on top: with experts it is known by the routing alone")
+
+
+def _activations(console: Any, of: InFlight) -> None:
+    """What microbatches in flight keep, beside the closed form of a block."""
+    from rich import box
+    from rich.table import Table
+
+    from hpcpar.analyse.table import size
+
+    table = Table("activations", "kept", "formula", box=box.SIMPLE_HEAD, pad_edge=False)
+    for item, count in of.blocks.items():
+        table.add_row(f"  {item}", size(count), "")
+    table.add_row("blocks", size(of.blocks.total()), f"{size(of.by_formula)} = {of.formula} a block and microbatch")
+    for item, count in of.ends.items():
+        table.add_row(f"  {item}", size(count), "")
+    table.add_row("with embedding and head", size(of.blocks.total() + of.ends.total()), "")
+    many = ", ".join(f"{n} of stage {s}" for s, n in of.microbatches.items())
+    console.print(f"microbatches in flight: {many}")
+    console.print(table)
 
 
 def _ranges(numbers: list[int]) -> str:

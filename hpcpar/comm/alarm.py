@@ -27,11 +27,11 @@ class Alarm:
 
     def __init__(self, comm: MPI.Intracomm):
         self._comm = comm.Dup()
-        self._rung = False
+        self.rung = False
 
     def ring(self) -> None:
         """Tell every other rank."""
-        self._rung = True
+        self.rung = True
         for rank in range(self._comm.Get_size()):
             if rank != self._comm.Get_rank():
                 self._comm.Isend(np.zeros(0, np.uint8), rank, TAG)
@@ -39,9 +39,13 @@ class Alarm:
     def check(self) -> None:
         """Raise Aborted if another rank has failed."""
         status = MPI.Status()
-        if not self._rung and self._comm.Iprobe(MPI.ANY_SOURCE, TAG, status):
-            self._rung = True
+        if not self.rung and self._comm.Iprobe(MPI.ANY_SOURCE, TAG, status):
+            self.rung = True
             raise Aborted(f"rank {status.Get_source()} failed")
+
+    def free(self) -> None:
+        """Give the communicator back."""
+        self._comm.Free()
 
     def leave(self, code: int) -> NoReturn:
         """End this process together with all others: raises SystemExit."""

@@ -44,6 +44,7 @@ class Group:
 
     def __init__(self, world: World, comm: MPI.Intracomm, axis: str, ranks: tuple[int, ...]):
         self.world, self.comm, self.axis, self.ranks = world, comm, axis, ranks
+        world.made.append(comm)
         self.size = len(ranks)
         self.index = comm.Get_rank()
         self._by_rounds = 0  # all-reduces by rounds so far, the same number on every rank
@@ -162,6 +163,7 @@ class World(Group):
     ):
         comm = MPI.COMM_WORLD.Dup() if comm is None else comm
         self.record, self.direct, self.reduces = record, direct, reduces  # what MPI may do on device memory
+        self.made: list[MPI.Intracomm] = []  # every communicator, in the order that all ranks share
         self.outstanding: list[Pending] = []
         self.thread: Thread | None = None
         self.rank = comm.Get_rank()
@@ -190,6 +192,15 @@ class World(Group):
             if self.rank in ranks and (axis, ranks) not in self._groups:
                 inside = self.comm.Get_group().Incl(list(ranks))
                 self._groups[axis, ranks] = Group(self, self.comm.Create_group(inside, tag), axis, ranks)
+
+    def free(self) -> None:
+        """Give every communicator back, for who makes many worlds in one process: an MPI has some 2000; collective.
+
+        Nothing may be on its way, an alarm neither: it would come to the next world with the same number.
+        """
+        while self.made:
+            self.made.pop().Free()
+        self.alarm.free()
 
     def of(self, axis: str, ranks: Sequence[int]) -> Group:
         """The group that `split` made of these ranks."""

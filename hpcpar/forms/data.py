@@ -8,7 +8,7 @@ A collective over N ranks is counted as a ring would send it (Thakur, Rabenseifn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 RING_PASSES = {"allreduce": 2, "reduce_scatter": 1, "allgather": 1}  # times that a ring sends (N - 1) / N of the array
@@ -28,6 +28,16 @@ def plan_buckets(spans: Sequence[tuple[int, int]], itemsize: int, bucket_bytes: 
         if (stop - start) * itemsize >= want or start in (base, tail):
             out.append((start, stop))
             stop, want = start, bucket_bytes
+    return out
+
+
+def plan_groups(
+    groups: Iterable[Sequence[tuple[int, int]]], itemsize: int, bucket_bytes: float, first_bytes: float
+) -> list[tuple[int, int]]:
+    """The buckets of several ranges, in the order in which they are filled; none reaches across the border of two."""
+    out: list[tuple[int, int]] = []
+    for spans in groups:
+        out += plan_buckets(spans, itemsize, bucket_bytes, bucket_bytes if out else first_bytes)
     return out
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from hpcpar.forms.data import plan_buckets
+from hpcpar.forms.data import plan_groups
 from hpcpar.layout import cut
 
 Span = tuple[int, int]  # [start, stop) of the flat array
@@ -52,10 +52,8 @@ class Shards:
         cls, runs: Sequence[Sequence[Span]], tied: Span | None, itemsize: int, bucket_bytes: float, first_bytes: float, owners: int
     ) -> Shards:
         """Cut the spans of `runs`: neighbours in ascending order, in groups that no bucket reaches across; `tied` stands alone."""
-        buckets: list[Span] = []
-        for run in reversed(runs):
-            for group in reversed(_apart(run, tied)):
-                buckets += plan_buckets(group, itemsize, bucket_bytes, bucket_bytes if buckets else first_bytes)
+        groups = [group for run in reversed(runs) for group in reversed(_apart(run, tied))]
+        buckets = plan_groups(groups, itemsize, bucket_bytes, first_bytes)
         pieces = [[cut(high - low, owners, r) for r in range(owners)] for low, high in buckets]
         return cls(owners, tuple(buckets), tuple(tuple(p.stop - p.start for p in of) for of in pieces))
 

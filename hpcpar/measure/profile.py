@@ -47,6 +47,10 @@ def profile(config: Config, rounds: int = 9) -> LayerTimes:
         raise PlanError(f"--rounds {rounds}: the times are medians over rounds; use at least 1")
     feasible.check_model(config.model)
     feasible.check_plan(config.plan, config.plan.ranks)
+    for axis, what in (("cp", "see whole samples"), ("tp", "are whole")):
+        size = getattr(config.plan, axis)
+        if size > 1:
+            raise PlanError(f"plan.{axis} = {size}: a profile is of layers that {what}, in one process; use plan.{axis} = 1")
     size = feasible.microbatch_size(config)
     threads = settings.threads_for(config.run.threads, len(os.sched_getaffinity(0)), config.plan.ranks)
     settings.set_threads(threads)

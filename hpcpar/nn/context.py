@@ -1,13 +1,15 @@
-"""What a layer's code is told besides arrays: the shape of the microbatch and where its samples stand in the batch."""
+"""What a layer's code is told besides arrays: the shape of the microbatch, where its samples stand, and where a parallel form enters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hpcpar.config import Model
-from hpcpar.ops import dropout, rotary
+from hpcpar.nn.tally import Tally
+from hpcpar.ops import attention, cross_entropy, dropout, embedding, rotary
+from hpcpar.ops.array import array_module
 
 
 class Sink(Protocol):
@@ -22,37 +24,140 @@ class Boundary:
     The identity here; tensor and sequence parallelism supply their own. Each is an adjoint pair:
 
         enter: forward(x) -> h, backward(dh) -> dx          leave: forward(partial sums) -> y, backward(dy) -> d(partial sums)
+
+    The backward has a start and a finish, so that the weight gradient of the same linear is made while it is on its way. The linear
+    behind `enter` keeps x, not h: `again` begins to make h once more for W, `input` gives it.
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, at: Microbatch) -> Any:
         """What the ranks of the form make of x."""
         return x
 
-    def backward(self, dy: Any) -> Any:
-        """The adjoint of forward."""
+    def start(self, dy: Any, at: Microbatch) -> Any:
+        """Begin the adjoint of forward; dy is used up."""
         return dy
+
+    def finish(self, begun: Any) -> Any:
+        """The result of what `start` began."""
+        return begun
+
+    def backward(self, dy: Any, at: Microbatch) -> Any:
+        """The adjoint of forward; dy is used up."""
+        return self.finish(self.start(dy, at))
+
+    def again(self, x: Any, at: Microbatch) -> Any:
+        """What W keeps of the input x of forward."""
+        return x
+
+    def input(self, kept: Any, at: Microbatch) -> Any:
+        """forward(x) from what `again` kept."""
+        return kept
+
+
+class Vocabulary:
+    """How the embedding looks its rows up and the head takes its loss: all of the vocabulary here, a slice under tensor parallelism."""
+
+    def embed(self, ids: Any, w: dict[str, Any], at: Microbatch) -> tuple[Any, Any]:
+        """ids (B, T) -> the rows that this rank sees of tokens[ids] + positions (B*T, D), saved."""
+        return embedding.forward(ids, w["tokens.weight"], w.get("positions.weight"))
+
+    def embed_backward(self, dx: Any, saved: Any, at: Microbatch) -> tuple[Callable[..., None], Any]:
+        """dx, the gradient of what `embed` gave -> the backward_weight of both tables and what it holds."""
+        return embedding.backward_weight, (saved, dx)
+
+    def loss(self, logits: Any, labels: Any) -> tuple[float, Any]:
+        """logits (B*T, this rank's part of V), labels (B*T,) -> the sum of the losses, saved."""
+        return cross_entropy.forward(logits, labels)
+
+    def loss_backward(self, scale: float, saved: Any) -> Any:
+        """The gradient of scale x loss by this rank's logits, in their memory."""
+        return cross_entropy.backward_input(scale, saved)
+
+
+def every_row(n: int) -> slice:
+    """All of n rows."""
+    return slice(0, n)
+
+
+class Attention(Protocol):
+    """Causal attention of whole samples, of which this rank holds the rows of its own positions: `ops.attention` where it holds all."""
+
+    def forward(self, q: Any, k: Any, v: Any, out: Any) -> Any:
+        """q (B, T, H, K), k and v (B, T, G, K) of this rank's T positions -> out (B, T, H, K), written; saved."""
+
+    def backward_input(self, dout: Any, saved: Any, dq: Any, dk: Any, dv: Any) -> None:
+        """dout (B, T, H, K) -> dq, dk and dv, written."""
+
+
+class Dispatch:
+    """Where expert parallelism enters: rows sorted by expert go to the ranks that hold the experts, and their results come back.
+
+    The identity here: all experts are here. Dispatch and combine are permutations, so that the gradient of the results takes the way of
+    the rows, and the gradient of the rows that of the results; each way has a start and a finish, with work of others between.
+    """
+
+    def plan(self, counts: tuple[int, ...]) -> Any:
+        """counts (E,) of rows an expert -> the way that rows of this routing take, for both passes and for recompute."""
+        return counts
+
+    def counts(self, way: Any) -> tuple[int, ...]:
+        """How many rows each of the experts here gets."""
+        return way
+
+    def start(self, rows: Any, way: Any) -> Any:
+        """rows (A, ...) sorted by expert are sent -> what `finish` needs."""
+        return rows
+
+    def finish(self, moving: Any, way: Any) -> Any:
+        """The rows of the experts here, sorted by expert."""
+        return moving
+
+    def start_back(self, rows: Any, way: Any) -> Any:
+        """rows as `finish` gave them go back -> what `finish_back` needs."""
+        return rows
+
+    def finish_back(self, moving: Any, way: Any) -> Any:
+        """The rows (A, ...) in the order in which `start` got them."""
+        return moving
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What is the same for every microbatch of a run: the model, T, rotary tables and the boundaries of a parallel form."""
+    """What is the same for every microbatch of a run: the model, rotary tables, what a parallel form puts in the place of a step, routing.
+
+    `runs` are the positions of a sample that this rank holds, ascending; none stands for all of them. `shard` says which of the B*T rows of
+    a microbatch the norms, dropouts and residuals of this rank see.
+    """
 
     model: Model
     seed: int
     tables: tuple[Any, Any] | None
     enter: Boundary = field(default_factory=Boundary)
     leave: Boundary = field(default_factory=Boundary)
+    attention: Attention = attention
+    runs: tuple[slice, ...] = ()
+    dispatch: Dispatch = field(default_factory=Dispatch)
+    tally: Tally = field(default_factory=Tally)
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    shard: Callable[[int], slice] = every_row
 
     @classmethod
-    def of(cls, model: Model, seed: int, xp: Any, dtype: str) -> Frame:
-        """The frame of a model on one array module; the rotary tables are for all T positions."""
-        tables = rotary.tables(xp.arange(model.context), model.head_width, dtype=dtype) if model.position == "rotary" else None
-        return cls(model, seed, tables)
+    def of(cls, model: Model, seed: int, xp: Any, dtype: str, runs: tuple[slice, ...] = ()) -> Frame:
+        """The frame of a model on one array module; the rotary tables are for the positions of `runs`."""
+        tables = None
+        if model.position == "rotary":
+            held = xp.concatenate([xp.arange(r.start, r.stop) for r in runs or (slice(0, model.context),)])
+            tables = rotary.tables(held, model.head_width, dtype=dtype)
+        return cls(model, seed, tables, runs=runs)
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """B samples of T positions; `first` is the place of the first one in the batch of `step`; `training` turns dropout on."""
+    """B samples, of each T positions here; `first` is the place of the first one in the batch of `step`, which has `batch` samples.
+
+    `training` turns dropout, noise and auxiliary losses on; `batch` 0 says that these samples are the whole batch; `split` says that the
+    weights' half of the backward is an action of its own, later.
+    """
 
     frame: Frame
     samples: int
@@ -60,12 +165,45 @@ class Microbatch:
     step: int = 0
     first: int = 0
     training: bool = True
+    batch: int = 0
+    split: bool = False
+
+    @property
+    def rows(self) -> slice:
+        """The rows of the B*T that this rank's norms, dropouts and residuals see."""
+        return self.frame.shard(self.samples * self.positions)
 
     def dropout(self, x: Any, name: str, backward: bool = False) -> Any:
-        """Dropout of x (B*T, D) (or its adjoint), the same for every plan: the mask comes from (seed, name, step, global element index)."""
+        """Dropout of x (this rank's rows of B*T, D) or its adjoint: the mask comes from (seed, name, step, global element index)."""
         rate = self.frame.model.dropout if self.training else 0.0
         if not rate:
             return x
-        key = dropout.key(self.frame.seed, name, self.step)
-        start = self.first * self.positions * x.shape[-1]
-        return dropout.backward_input(x, key, start, rate) if backward else dropout.forward(x, key, start, rate)
+        key, width = dropout.key(self.frame.seed, name, self.step), x.shape[-1]
+        drop = dropout.backward_input if backward else dropout.forward
+        pieces = list(self.pieces())
+        if len(pieces) == 1:
+            return drop(x, key, pieces[0][1] * width, rate)
+        out = array_module(x).empty_like(x)
+        for rows, first in pieces:
+            out[rows] = drop(x[rows], key, first * width, rate)
+        return out
+
+    def pieces(self) -> Iterator[tuple[slice, int]]:
+        """This rank's rows that lie side by side in the whole batch (samples x context, D), with the row there of their first one."""
+        mine = self.rows
+        for start, stop, first in self._runs():
+            low, high = max(start, mine.start), min(stop, mine.stop)
+            if low < high:
+                yield slice(low - mine.start, high - mine.start), first + low - start
+
+    def _runs(self) -> Iterator[tuple[int, int, int]]:
+        """(start, stop) of runs of the B*T rows, and the row of the whole batch that each begins at."""
+        if not self.frame.runs:
+            yield 0, self.samples * self.positions, self.first * self.positions
+            return
+        at = 0
+        for sample in range(self.first, self.first + self.samples):
+            for run in self.frame.runs:
+                stop = at + run.stop - run.start
+                yield at, stop, sample * self.frame.model.context + run.start
+                at = stop

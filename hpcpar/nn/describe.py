@@ -20,21 +20,69 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """What one of the ranks that cut a layer holds of a parameter.
+
+    `box` is a (start, stop) a dim; `holders` are the ranks along tp that hold this box too, ascending, and `index` is this rank's place
+    along tp. `summed`: each holder sees rows or heads of its own, so that the gradient is the sum of theirs.
+    """
+
+    box: tuple[tuple[int, int], ...]
+    holders: tuple[int, ...]
+    index: int
+    summed: bool
+
+
+@dataclass(frozen=True)
 class Parameter:
     """One named array of the model: weights are (out, in).
 
-    `start` is the standard deviation of its first values, or "ones" or "zeros"; `decay` says whether weight decay applies.
+    `start` is the standard deviation of its first values, or "ones" or "zeros"; `decay` says whether weight decay applies. One that is
+    not `trained` is changed by a rule of its own, not by the optimizer, and is in no gradient norm. `shape` and `size` are those of the
+    whole array; `piece` is what this rank holds of it, None for all.
     """
 
     name: str
     shape: tuple[int, ...]
     start: float | Literal["ones", "zeros"]
     decay: bool
+    trained: bool = True
+    piece: Piece | None = None
 
     @property
     def size(self) -> int:
         """The number of elements."""
         return prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The slice that this rank holds, one a dim."""
+        box = self.piece.box if self.piece else tuple((0, n) for n in self.shape)
+        return tuple(slice(a, b) for a, b in box)
+
+    def placed(self, local: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Where slices of what this rank holds lie in the whole array."""
+        return tuple(slice(of.start + s.start, of.start + s.stop) for of, s in zip(self.slices, local, strict=True))
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of what this rank holds."""
+        return tuple(s.stop - s.start for s in self.slices)
+
+    @property
+    def local_size(self) -> int:
+        """The number of elements that this rank holds."""
+        return prod(self.local_shape)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank stands for all that hold the same: in the norm and in checkpoints."""
+        return self.piece is None or self.piece.holders[0] == self.piece.index
+
+    @property
+    def summed(self) -> bool:
+        """Whether the gradient is the sum of those of several ranks along tp."""
+        return self.piece is not None and self.piece.summed and len(self.piece.holders) > 1
 
 
 @dataclass(frozen=True)
@@ -53,6 +101,9 @@ class Layer:
 
 
 STD = 0.02  # of GPT-2
+
+# The matrices of a gate's router, side by side; the others have "router" alone.
+ROUTERS: dict[str, tuple[str, ...]] = {"noisy-topk": ("router", "noise"), "hash": (), "balanced": ()}
 
 
 def layers(model: Model) -> tuple[Layer, ...]:
@@ -126,19 +177,46 @@ def _block(model: Model, i: int) -> Layer:
     rows = [(f"{a}.query", heads), (f"{a}.key", groups), (f"{a}.value", groups)]
     # Weights side by side, then biases: the flat buffer then holds query, key and value as one matrix (3D, D), without a copy.
     qkv = [p for kind in (0, 1) for n, out in rows for p in _linear(n, out, d, model.bias)[kind : kind + 1]]
-    rows = [(f"{name}.mlp.gate", f), (f"{name}.mlp.up", f)] if model.mlp == "swiglu" else [(f"{name}.mlp.up", f)]
-    up = [p for kind in (0, 1) for n, out in rows for p in _linear(n, out, d, model.bias)[kind : kind + 1]]
+    moe = has_experts(model, i)
     found = [
         *_norm(f"{name}.norm1", model),
         *qkv,
         *_linear(f"{a}.out", d, heads, model.bias, last),
         *_norm(f"{name}.norm2", model),
-        *up,
-        *_linear(f"{name}.mlp.down", d, f, model.bias, last),
+        *(_experts(f"{name}.moe", model, last) if moe else _mlp(f"{name}.mlp", f, model, last)),
     ]
-    matrices = 2 * t * sum(p.size for p in found if len(p.shape) == 2)
+    used = model.moe.k / model.moe.experts if model.moe and moe else 1.0  # of the experts' weights by a token
+    matrices = 2 * t * sum(int(p.size * used) if ".experts." in p.name else p.size for p in found if p.name.endswith(".weight"))
     scores = 2 * 2 * model.heads * model.head_width * t * (t + 1) // 2  # the causal half of Q K' and P V
     return Layer("block", name, tuple(found), matrices + scores)
+
+
+def has_experts(model: Model, i: int) -> bool:
+    """Whether block i is a mixture of experts: the last of every `every` blocks."""
+    return model.moe is not None and i % model.moe.every == model.moe.every - 1
+
+
+def _mlp(name: str, f: int, model: Model, last: float) -> list[Parameter]:
+    rows = [(f"{name}.gate", f), (f"{name}.up", f)] if model.mlp == "swiglu" else [(f"{name}.up", f)]
+    up = [p for kind in (0, 1) for n, out in rows for p in _linear(n, out, model.width, model.bias)[kind : kind + 1]]
+    return [*up, *_linear(f"{name}.down", model.width, f, model.bias, last)]
+
+
+def _experts(name: str, model: Model, last: float) -> list[Parameter]:
+    """Router and experts: those of all experts are one array, (E, F, D), or (E, 2, F, D), gate then up, for SwiGLU."""
+    m = model.moe
+    assert m is not None
+    e, d, f, s = m.experts, model.width, model.expert_width, sqrt(m.initial)
+    inner = (e, 2, f) if model.mlp == "swiglu" else (e, f)
+    start: float | Literal["zeros"] = "zeros" if m.gate == "noisy-topk" else STD * s
+    found = [Parameter(f"{name}.{part}.weight", (e, d), start, True) for part in ROUTERS.get(m.gate, ("router",))]
+    if m.gate == "sigmoid-bias":
+        found.append(Parameter(f"{name}.router.bias", (e,), "zeros", False, False))
+    found.append(Parameter(f"{name}.experts.up.weight", (*inner, d), STD * s, True))
+    found += [Parameter(f"{name}.experts.up.bias", inner, "zeros", False)] * model.bias
+    found.append(Parameter(f"{name}.experts.down.weight", (e, d, f), last * s, True))
+    found += [Parameter(f"{name}.experts.down.bias", (e, d), "zeros", False)] * model.bias
+    return found + (_mlp(f"{name}.shared", m.shared * f, model, last) if m.shared else [])
 
 
 def _head(model: Model) -> Layer:

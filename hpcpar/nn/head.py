@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcpar.nn import entered
 from hpcpar.nn.block import norm_backward, norm_forward
 from hpcpar.nn.context import Microbatch, Sink
-from hpcpar.ops import cross_entropy, linear
+from hpcpar.ops import linear
 
 
 def logits(x: Any, w: dict[str, Any], at: Microbatch) -> Any:
@@ -23,15 +24,14 @@ def logits(x: Any, w: dict[str, Any], at: Microbatch) -> Any:
 def forward(x: Any, labels: Any, w: dict[str, Any], at: Microbatch) -> tuple[float, tuple]:
     """x (B*T, D), labels (B*T,), -1 ignored -> the sum of the losses, saved."""
     h, s1 = norm_forward(x, w, "norm", at)  # 1
-    y, s2 = linear.forward(h, w["vocabulary.weight"], None)  # 2
-    loss, s3 = cross_entropy.forward(y, labels)  # 3
+    y, s2 = entered.forward(h, w["vocabulary.weight"], None, at)  # 2
+    loss, s3 = at.frame.vocabulary.loss(y, labels)  # 3
     return loss, (s1, s2, s3)
 
 
 def backward(scale: float, saved: tuple, w: dict[str, Any], sink: Sink, at: Microbatch) -> Any:
     """The gradient of scale x loss: dx (B*T, D)."""
     s1, s2, s3 = saved
-    dlogits = cross_entropy.backward_input(scale, s3)  # 3
-    dh, held = linear.backward_input(dlogits, s2, w["vocabulary.weight"])  # 2
-    sink("vocabulary", linear.backward_weight, held)
+    dlogits = at.frame.vocabulary.loss_backward(scale, s3)  # 3
+    dh = entered.backward(dlogits, s2, w["vocabulary.weight"], "vocabulary", linear.backward_weight, sink, at)  # 2
     return norm_backward(dh, s1, w, "norm", sink, at)  # 1

@@ -4,7 +4,9 @@
     flat gradients  | the same places                                                  | second use of a tied weight |
 
 Layers see views. Matrices that multiply the same input lie side by side, so query, key and value (gate and up) are also one matrix
-without a copy. Updates, buckets and shards are slices of the flat arrays.
+without a copy. Updates, buckets and shards are slices of the flat arrays. Where several ranks cut a layer, each has its pieces alone; the
+parameters that all of them hold whole lie first, as one slice, which the backward completes last: no bucket reaches across its border, so
+that they stand alike in sums over replicas, whose order may depend on the place, and come out as the same bits on all of those ranks.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ FUSED = {
     "mlp.gate": "up",
     "mlp.up": "up",
     "mlp.down": "down",
+    "moe.noise": "moe.router",
+    "moe.shared.gate": "moe.shared.up",
 }
 
 
@@ -43,17 +47,21 @@ class FlatMap:
     """Where each parameter of a stage lies.
 
     `names` maps a parameter's name to its span, `parameters` to its description; `size` is the number of weights and `total` the
-    number of gradients: a tied weight that the embedding and the head of one stage both use has a gradient for each use.
+    number of gradients: a tied weight that the embedding and the head of one stage both use has a gradient for each use. `border` is the
+    number of elements, the first ones, that all ranks which cut the layers hold whole (`uncut_first`).
     """
 
-    def __init__(self, layers: Sequence[Layer]):
+    def __init__(self, layers: Sequence[Layer], uncut_first: bool = True):
         self.layers = tuple(layers)
         self.names: dict[str, Span] = {}
         self.parameters: dict[str, Parameter] = {}
-        for p in (p for layer in layers for p in layer.parameters if p.name not in self.names):
+        own = {p.name: p for layer in layers for p in layer.parameters}
+        uncut = [p for p in own.values() if uncut_first and self._uncut(p)]
+        self.border = sum(p.size for p in uncut)
+        for p in (*uncut, *(p for p in own.values() if p not in uncut)):
             start = self.size
             self.parameters[p.name] = p
-            self.names[p.name] = Span(start, start + p.size, p.shape)
+            self.names[p.name] = Span(start, start + p.local_size, p.local_shape)
         self.total = self.size
         self.second: Span | None = None  # the second use's gradient
         uses = [p.name for layer in layers for p in layer.parameters]
@@ -70,6 +78,12 @@ class FlatMap:
     def size(self) -> int:
         """The number of weights."""
         return max((s.stop for s in self.names.values()), default=0)
+
+    @staticmethod
+    def _uncut(p: Parameter) -> bool:
+        """Whether all of several ranks hold the whole parameter; a key or value stays in its matrix."""
+        whole = p.piece is not None and len(p.piece.holders) > 1 and p.local_size == p.size
+        return whole and not p.name.endswith(("key.weight", "key.bias", "value.weight", "value.bias"))
 
     def _spans(self, layer: Layer, gradient: bool) -> dict[str, Span]:
         out: dict[str, Span] = {}
@@ -95,8 +109,12 @@ class FlatMap:
         return [{k: flat[s.start : s.stop].reshape(s.shape) for k, s in spans.items()} for spans in self.gradient_spans]
 
     def segments(self) -> list[tuple[int, int, bool]]:
-        """(start, stop, decay) of every parameter, in the order in which they lie."""
-        return [(s.start, s.stop, self.parameters[n].decay) for n, s in self.names.items()]
+        """(start, stop, decay) of every parameter that the optimizer trains, in the order in which they lie."""
+        return [(s.start, s.stop, self.parameters[n].decay) for n, s in self.names.items() if self.parameters[n].trained]
+
+    def balanced(self) -> list[Span]:
+        """Where the parameters lie that the optimizer leaves alone: selection biases of routers."""
+        return [s for n, s in self.names.items() if not self.parameters[n].trained]
 
     def by_name(self, flat: Any) -> dict[str, Any]:
         """Views by parameter name."""
@@ -112,7 +130,8 @@ def short(layer: Layer, name: str) -> str:
 
 
 def initial(parameter: Parameter, seed: int, slices: tuple[slice, ...] = (), dtype: str = "float32") -> np.ndarray:
-    """The first values of a parameter, or of a slice of it: from (seed, name) alone, so that every plan starts with the same model."""
+    """The first values of what this rank holds of a parameter, or of other slices: from (seed, name) alone, the same for every plan."""
+    slices = slices or (parameter.slices if parameter.piece else ())
     if isinstance(parameter.start, str):
         full = np.full(parameter.shape, float(parameter.start == "ones"))
     else:

@@ -37,13 +37,16 @@ def _plainly(work: Callable[[], Any]) -> Any:
 
 
 class Stage:
-    """The layers of one stage; `recompute` = "full" keeps only the input of a block and runs its forward again in the backward."""
+    """The layers of one stage; `recompute` = "full" keeps only a block's input (and routing) and runs its forward again in the backward.
 
-    def __init__(self, layers: Sequence[Layer], frame: Frame, recompute: str = "none"):
+    `uncut_first` says how the flat map lies (parameters.FlatMap).
+    """
+
+    def __init__(self, layers: Sequence[Layer], frame: Frame, recompute: str = "none", uncut_first: bool = True):
         self.layers = tuple(layers)
         self.frame = frame
         self.recompute = recompute == "full"
-        self.map = FlatMap(layers)
+        self.map = FlatMap(layers, uncut_first)
         self.first = self.layers[0].kind == "embedding"
         self.last = self.layers[-1].kind == "head"
 
@@ -71,7 +74,9 @@ class Stage:
             elif layer.kind == "head":
                 x, s = head.forward(x, labels, w, at)
             elif self.recompute and at.training:
-                x, s = block.forward(x, w, at, layer.name)[0], (x,)  # no name for what it saves: it is gone at once
+                y, s = block.forward(x, w, at, layer.name)
+                x, s = y, (x, *block.routing_of(s))  # no name for what else it saves: it is gone at once
+                del y
             else:
                 x, s = block.forward(x, w, at, layer.name)
             saved.append(s)
@@ -112,7 +117,7 @@ class Stage:
                 dx = None
             else:
                 if self.recompute:
-                    s = again(lambda s=s, w=w, n=layer.name: block.forward(s[0], w, at, n))[1]  # type: ignore[misc]
+                    s = again(lambda s=s, w=w, n=layer.name: block.forward(s[0], w, at, n, *s[1:]))[1]  # type: ignore[misc]
                 dx = block.backward(dx, s, w, here, at, layer.name)
             del w, s
         return dx

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 from hpcpar.ops.array import Array, Cost, Part, array_module, contiguous, native
 
@@ -46,13 +47,52 @@ def backward_input(dy: Array, key: int, first: int, rate: float) -> Array:
 def forward_array(x: Array, key: int, first: int, rate: float) -> Array:
     """The forward in array text: CuPy's path and the kernel's naive twin."""
     xp = array_module(x)
-    keep = xp.empty(x.size, dtype=bool)
-    for high, a, b in _halves(first, x.size):
+    keep = hashes(xp, key, first, x.size) >= xp.uint32(_threshold(rate))
+    return xp.where(keep.reshape(x.shape), x * (1 / (1 - rate)), x.dtype.type(0))
+
+
+def hashes(xp: Any, key: int, first: int, size: int) -> Array:
+    """h (size,) uint32 of the elements first .. first + size, on the array module xp."""
+    h = xp.empty(size, dtype=xp.uint32)
+    for high, a, b in _halves(first, size):
         k0, k1 = _keys(key, high)
         low = xp.arange(first + a & M32, (first + a & M32) + b - a, dtype=xp.uint64).astype(xp.uint32)
-        h = _mix(_mix(low ^ xp.uint32(k0)) + xp.uint32(k1))
-        keep[a:b] = h >= xp.uint32(_threshold(rate))
-    return xp.where(keep.reshape(x.shape), x * (1 / (1 - rate)), x.dtype.type(0))
+        h[a:b] = _mix(_mix(low ^ xp.uint32(k0)) + xp.uint32(k1))
+    return h
+
+
+def rows(x: Array, key: int, numbers: Array, rate: float) -> Array:
+    """x (A, F) -> y (A, F), where row a has the mask of the elements numbers[a] 2^32 + f: rows that have been moved keep theirs.
+
+    numbers (A,) are integers below 2^32. The mask is diagonal, so the backward is the same call on dy.
+    """
+    if rate == 0:
+        return x.copy()
+    xp = array_module(x)
+    k0, k1 = _row_keys(key, numbers.astype(xp.uint32))
+    if native(x):
+        from hpcpar.ops.kernels import dropout as kernel
+
+        x = contiguous(x)
+        y = xp.empty_like(x)
+        kernel.drop_rows(x, y, k0, k1, _threshold(rate), 1 / (1 - rate))
+        return y
+    return rows_array(x, k0, k1, rate)
+
+
+def rows_array(x: Array, k0: Array, k1: Array, rate: float) -> Array:
+    """`rows` in array text."""
+    xp = array_module(x)
+    low = xp.arange(x.shape[1], dtype=xp.uint32)
+    keep = _mix(_mix(low[None, :] ^ k0[:, None]) + k1[:, None]) >= xp.uint32(_threshold(rate))
+    return xp.where(keep, x * (1 / (1 - rate)), x.dtype.type(0))
+
+
+def _row_keys(key: int, high: Array) -> tuple[Array, Array]:
+    """`_keys` of an array of high bits."""
+    u32 = array_module(high).uint32
+    k0 = _mix(u32(key & M32) ^ _mix(high))
+    return k0, _mix(u32(key >> 32 & M32) ^ _mix(k0 + u32(1)))
 
 
 def _mix(h: Array) -> Array:

@@ -21,15 +21,15 @@ class Segment(NamedTuple):
 
 
 def segments_of(parameters: Iterable[Parameter]) -> list[Segment]:
-    """The segments of a buffer that holds the parameters one behind the other; neighbours of one kind are joined."""
+    """The segments of a buffer that holds the parameters one behind the other, all trained; neighbours of one kind are joined."""
     found: list[Segment] = []
     at = 0
     for p in parameters:
         if found and found[-1].decay == p.decay:
-            found[-1] = Segment(found[-1].start, at + p.size, p.decay)
+            found[-1] = Segment(found[-1].start, at + p.local_size, p.decay)
         else:
-            found.append(Segment(at, at + p.size, p.decay))
-        at += p.size
+            found.append(Segment(at, at + p.local_size, p.decay))
+        at += p.local_size
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcpar.comm.pending import Pending
 from hpcpar.comm.world import Group
-from hpcpar.forms.data import plan_buckets
+from hpcpar.forms.data import plan_groups
 from hpcpar.nn.parameters import FlatMap
 
 
@@ -23,7 +23,8 @@ class Buckets:
     def __init__(self, at: FlatMap, flat: Any, group: Group, stage: int, bucket_mb: float, first_mb: float, algorithm: str):
         self._flat, self._group, self._stage, self._algorithm = flat, group, stage, algorithm
         spans = [(s.start, s.stop) for s in at.names.values()]
-        self.buckets = plan_buckets(spans, flat.itemsize, bucket_mb * 1e6, first_mb * 1e6)
+        groups = [s for s in spans if s[0] >= at.border], [s for s in spans if s[0] < at.border]
+        self.buckets = plan_groups(groups, flat.itemsize, bucket_mb * 1e6, first_mb * 1e6)
         self._missing: list[int] = []
         self._next = 0
         self._pending: list[Pending] = []

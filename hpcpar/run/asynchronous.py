@@ -22,6 +22,7 @@ from hpcpar.optim import coefficient, rate
 from hpcpar.parallel import tied
 from hpcpar.parallel.norm import Shares, norm_of, squares_of
 from hpcpar.run.part import Part
+from hpcpar.run.routing import settle
 from hpcpar.run.streams import Listed, flow_of, streamed
 from hpcpar.run.trainer import Result, Trainer
 from hpcpar.schedule.flow import Flow
@@ -36,6 +37,7 @@ class Open:
     tie: tied.Exchange | None = None
     squares: np.ndarray | None = None
     norm: Shares | None = None
+    shared: bool = False  # gradients that tensor-parallel ranks make together are summed
 
 
 class Asynchronous(Trainer):
@@ -68,6 +70,7 @@ class Asynchronous(Trainer):
         self._squares.clear()
         self.executor.run(streamed(self.config, self.flow, self.pipeline.rank), self)
         losses, norms = self._gathered(first, step)
+        auxiliary = settle(self, first, step)
         seconds = (time.perf_counter() - start) / (step - first)
         for t in range(first, step):
             self.steps = t + 1
@@ -75,7 +78,7 @@ class Asynchronous(Trainer):
             count = self._count(t)
             norm = norms[t - first] if norms is not None else None
             skipped = not count or (norm is not None and not math.isfinite(norm))
-            yield Result(losses[t - first] / count if count else 0.0, count, norm, skipped, seconds)
+            yield Result(losses[t - first] / count if count else 0.0, count, norm, skipped, seconds, auxiliary=auxiliary[t - first])
 
     def resume(self, steps: int) -> None:
         """The weights are those after `steps` steps: version `steps` on every stage."""
@@ -85,7 +88,7 @@ class Asynchronous(Trainer):
     def _gathered(self, first: int, step: int) -> tuple[list[float], list[float] | None]:
         """Summed losses and gradient norms of the steps of a stretch, on every rank."""
         sums = np.zeros(step - first)
-        for k in sorted(self.executor.losses):
+        for k in sorted(self.executor.losses) if self.pipeline.leads else ():
             sums[k // self.flow.group - first] += self.executor.losses[k]
         self.executor.losses.clear()
         if self.world.size > 1:
@@ -137,7 +140,8 @@ class Asynchronous(Trainer):
         """Where microbatch k stands; its events belong to its step."""
         step, place = divmod(k, self.flow.group)
         self.recorder.begin(step + 1)
-        return Microbatch(self.frame, self.feed.size, self.config.model.context, step, self.feed.first(place))
+        first, batch = self.feed.first(place), self.config.train.batch
+        return Microbatch(self.frame, self.feed.size, self.feed.positions, step, first, batch=batch)
 
     def ids(self, k: int) -> Any:
         """ids (B, T) of microbatch k."""
@@ -176,6 +180,7 @@ class Asynchronous(Trainer):
         at = self._opened(version)
         if fresh:
             at.gradients.flat[...] = 0
+        self._share_sums(at)
         at.reduced = part.sum_start(at.gradients, self.config.plan.sync.algorithm)
 
     def tied(self, part: Part, version: int | None) -> None:
@@ -231,12 +236,18 @@ class Asynchronous(Trainer):
     def _share(self, at: Open) -> np.ndarray:
         return squares_of(self.names, self.part.counted_gradients(at.gradients, self.pipeline.rank))
 
-    @staticmethod
-    def _complete(at: Open, tie: bool) -> None:
+    def _complete(self, at: Open, tie: bool) -> None:
+        self._share_sums(at)
         for pending in at.reduced:
             pending.wait()
         if at.tie and tie:
             at.tie.finish()
+
+    def _share_sums(self, at: Open) -> None:
+        """Sum what tensor-parallel ranks make together, once, before the sum over replicas, which may leave each rank a shard."""
+        if self.part.shared and not at.shared:
+            self.part.shared.sum(at.gradients.flat)
+            at.shared = True
 
     def _opened(self, version: int) -> Open:
         if version not in self._open:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from hpcpar.comm.world import Group, World
 from hpcpar.config import Config
+from hpcpar.forms import tensor
 from hpcpar.mesh import Mesh
 from hpcpar.nn.context import Frame
 from hpcpar.nn.describe import cut_stages
 from hpcpar.nn.stage import Stage
 from hpcpar.optim import OPTIMIZERS
+from hpcpar.parallel import context
 from hpcpar.parallel.compress import CODECS, Compressed
+from hpcpar.parallel.shared import Shared, spans_of
+from hpcpar.parallel.tensor import cut_frame
 from hpcpar.run.offload import Offloaded
 from hpcpar.run.part import Part
+from hpcpar.run.program import replicas_of
 from hpcpar.run.sharded import Sharded
 from hpcpar.schedule.action import Action, Kind
 from hpcpar.schedule.lower import lower
@@ -35,16 +40,20 @@ def forward_lists(schedule: Schedule, microbatches: int) -> Schedule:
 
 @dataclass
 class Pipeline:
-    """This rank's place and actions: `rank` is its pipeline rank, `replica` its data-parallel one."""
+    """This rank's place and actions: `rank` is its pipeline rank, `replica` its data-parallel one, `at` all its coordinates."""
 
     world: World
     mesh: Mesh
     program: Program
     rank: int
     replica: int
+    frame: Frame
+    at: dict[str, int] = field(default_factory=dict)
     parts: dict[int, Part] = field(default_factory=dict)
     norm_group: Group | None = None
     data_group: Group | None = None
+    tensor_group: Group | None = None  # the ranks that cut each layer
+    context_group: Group | None = None  # the ranks that cut each sample
     _forward: dict[int, tuple[Action, ...]] = field(default_factory=dict)
 
     @property
@@ -60,11 +69,16 @@ class Pipeline:
     @property
     def counts_losses(self) -> bool:
         """Whether this rank's losses are of held-out samples that no other rank counts."""
-        return self.schedule.holders(self.schedule.stages - 1)[0] == self.rank
+        return self.schedule.holders(self.schedule.stages - 1)[0] == self.rank and self.leads
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank counts what all ranks that cut its layers hold: losses and numbers of labels."""
+        return self.at["tp"] == 0
 
     def peer(self, pipeline_rank: int) -> int:
         """The MPI rank of a pipeline rank of this replica."""
-        return self.mesh.rank(pp=pipeline_rank, dp=self.replica)
+        return self.mesh.rank(**{**self.at, "pp": pipeline_rank})
 
     @cached_property
     def final(self) -> dict[int, int]:
@@ -94,40 +108,70 @@ def build(config: Config, world: World, program: Program, xp: Any) -> Pipeline:
     mesh = Mesh.of(plan)
     at = mesh.coordinates(world.rank)
     rank, schedule = at["pp"], program.schedule
-    pipeline = Pipeline(world, mesh, program, rank, at["dp"])
     stages = cut_stages(config.model, plan.stages, schedule.stages)
-    replicas = {s: _replicas(mesh, schedule, s) for s in range(schedule.stages)}
-    pipes = [mesh.group("pp", mesh.rank(dp=d)) for d in range(mesh.size("dp"))]
-    data = [mesh.group("dp", mesh.rank(pp=r)) for r in range(mesh.size("pp"))]
+    everyone = range(world.size)
+    replicas = {(s, t): replicas_of(mesh, schedule, s, t) for s in range(schedule.stages) for t in range(mesh.size("tp"))}
+    kinds = {"pp": ("pp", "tp"), "dp": ("dp", "cp"), "cp": ("cp",), "tp": ("tp",)}  # who sums norms, gradients, softmax, layers
+    groups = {axis: {mesh.group(along, r) for r in everyone} for axis, along in kinds.items()}
+    groups["dp"] |= set(replicas.values())
+    sharers = {i: tensor.heads_of(config.model, plan.tp, i)[2] for i in range(plan.tp)}  # who holds the same key/value heads
+    groups["tp"] |= {tuple(g[i] for i in some) for g in groups["tp"] for some in sharers.values()}
+    groups["tp"] |= {_of_all(replicas, s, some) for s in range(schedule.stages) for some in sharers.values() if len(some) > 1}
     wanted: Iterable[tuple[str, tuple[int, ...]]] = [
-        *(("dp", ranks) for ranks in (*replicas.values(), *data) if len(ranks) > 1 or plan.zero),
-        *(("pp", ranks) for ranks in pipes if len(ranks) > 1),
+        (axis, g) for axis, every in groups.items() for g in every if len(g) > 1 or (plan.zero and axis == "dp")
     ]
     world.split(wanted)
-    if mesh.size("pp") > 1:
-        pipeline.norm_group = world.of("pp", pipes[at["dp"]])
-    if plan.zero and world.size > 1:
-        pipeline.norm_group = world  # every rank counts its shards
-    if plan.dp > 1:
-        pipeline.data_group = world.of("dp", data[rank])
-    frame = Frame.of(config.model, train.seed, xp, train.precision)
+    cp = world.of("cp", mesh.group("cp", world.rank)) if plan.cp > 1 else None
+    frame = context.frame(config, cp, xp)
+    pipeline = Pipeline(world, mesh, program, rank, at["dp"], frame, at, context_group=cp)
+
+    def mine(axis: str) -> Group | None:
+        ranks = mesh.group(kinds[axis], world.rank)
+        return world.of(axis, ranks) if len(ranks) > 1 else None
+
+    pipeline.data_group, pipeline.tensor_group = mine("dp"), mine("tp")
+    pipeline.norm_group = world if plan.zero and world.size > 1 else mine("pp")  # with shards every rank counts its own
+    frame = pipeline.frame = cut_frame(frame, pipeline.tensor_group, plan.sequence)
     kind: Any = OPTIMIZERS[train.optimizer]
     rule = kind.of(train)
     kind_of_part = Offloaded if plan.offload else Part
     for s in schedule.stages_of(rank):
-        stage, holders = Stage(stages[s], frame, plan.recompute), schedule.holders(s)
+        layers = [tensor.cut_layer(layer, config.model, plan.tp, at["tp"], plan.sequence) for layer in stages[s]]
+        stage, holders, copies = Stage(layers, frame, plan.recompute, plan.zero < 2), schedule.holders(s), replicas[s, at["tp"]]
         if plan.zero:
-            group = world.of("dp", replicas[s])
+            group = world.of("dp", copies)
             part: Part = Sharded(stage, s, holders, rule, xp, train.precision, group, plan, config.model.tied)
         else:
             part = kind_of_part(stage, s, holders, rule, xp, train.precision)
-            part.group = world.of("dp", replicas[s]) if len(replicas[s]) > 1 else None
+            part.group = world.of("dp", copies) if len(copies) > 1 else None
         if part.group and schedule.synchronous and plan.sync.mode == "bsp":
             part.buckets = compressed(config, part, part.group) if plan.sync.compress != "none" else part.reducer(plan.sync)
             if len(holders) == 1:  # the two copies of a stage finish at different times: their sums start at D, in one order
                 part.gradients.ready = part.buckets.ready
+        if pipeline.tensor_group:
+            part.shared = shared(part, pipeline, replicas)
+            if part.shared:
+                part.shared.onward, part.gradients.ready = part.gradients.ready, part.shared.ready
         pipeline.parts[s] = part
     return pipeline
+
+
+def shared(part: Part, pipeline: Pipeline, replicas: Mapping[tuple[int, int], tuple[int, ...]]) -> Shared | None:
+    """What sums the gradients of a part that ranks along tp make together, if there are any; `replicas` hold each (stage, piece)."""
+    spans, world, s, along = spans_of(part.map), pipeline.world, part.index, pipeline.tensor_group
+    if not spans or along is None:
+        return None
+    apart = any(start >= part.map.border for of in spans.values() for start, _ in of)  # key/value heads
+    copies = replicas[s, pipeline.at["tp"]]
+    if apart and part.buckets and len(copies) > 2 and len(part.holders) == 1:
+        of_all = {some: world.of("tp", _of_all(replicas, s, some)) for some in spans}
+        return Shared(part.map, part.gradients.flat, of_all, s, world.rank != copies[0])
+    return Shared(part.map, part.gradients.flat, {some: world.of("tp", [along.ranks[i] for i in some]) for some in spans}, s)
+
+
+def _of_all(replicas: Mapping[tuple[int, int], tuple[int, ...]], stage: int, some: Iterable[int]) -> tuple[int, ...]:
+    """The MPI ranks that hold pieces `some` of a stage, of all replicas."""
+    return tuple(sorted(r for t in some for r in replicas[stage, t]))
 
 
 def compressed(config: Config, part: Part, group: Group) -> Compressed:
@@ -136,8 +180,3 @@ def compressed(config: Config, part: Part, group: Group) -> Compressed:
     codec = CODECS[sync.compress].of(sync, part.map, flat, config.train.seed)
     part.beside["owed"] = codec.held_bytes()
     return Compressed(part.map, flat, group, part.index, sync.bucket_mb, sync.first_bucket_mb, codec)
-
-
-def _replicas(mesh: Mesh, schedule: Schedule, stage: int) -> tuple[int, ...]:
-    """The MPI ranks that hold a stage: copies in the lists and data-parallel replicas."""
-    return tuple(sorted(mesh.rank(pp=h, dp=d) for h in schedule.holders(stage) for d in range(mesh.size("dp"))))

@@ -39,7 +39,7 @@ class Asleep:
 
     def __init__(self, part: Part, progress: Callable[[], None], f_s: float, i_s: float, w_s: float):
         stage = part.stage
-        self.first, self.last, self.map, self.width = stage.first, stage.last, stage.map, stage.frame.model.width
+        self.first, self.last, self.map, self.frame = stage.first, stage.last, stage.map, stage.frame
         self._part, self._progress = part, progress
         self._f, self._i, self._w = f_s, i_s, w_s
 
@@ -58,7 +58,7 @@ class Asleep:
         return None if self.first else self._array(at)
 
     def _array(self, at: Microbatch) -> Any:
-        return self._part.xp.zeros((at.samples * at.positions, self.width), self._part.dtype)
+        return self._part.xp.zeros((at.samples * at.positions, self.frame.model.width), self._part.dtype)
 
     def _sleep(self, seconds: float) -> None:
         sleep_until(time.perf_counter() + seconds, self._progress)

@@ -18,13 +18,16 @@ def evaluate(trainer: Trainer, samples: int) -> tuple[float, int]:
     corpus, pipeline = trainer.feed.corpus, trainer.pipeline
     replicas, start = pipeline.mesh.size("dp"), time.perf_counter_ns()
     samples = min(samples, corpus.held_samples)
-    mine = np.arange(pipeline.replica, samples, replicas)
-    work = _Held(trainer, mine, -(-samples // replicas))
+    group = trainer.config.model.moe.group if trainer.config.model.moe else 1  # samples that are routed together stay together
+    every = np.arange(samples)
+    mine = every[every // group % replicas == pipeline.replica]
+    most = min(-(-samples // (group * replicas)) * group, samples)
+    work = _Held(trainer, mine, most)
     trainer.executor.run(pipeline.forward_actions(work.count), work)
-    sums = np.array([math.fsum(trainer.executor.losses.values()), 0.0])
+    sums = np.array([math.fsum(trainer.executor.losses.values()) if pipeline.leads else 0.0, 0.0])
     trainer.executor.losses.clear()
     if any(p.stage.last for p in trainer.parts.values()) and pipeline.counts_losses:
-        sums[1] = sum(int(np.count_nonzero(corpus.held_out(int(i), 1)[1] >= 0)) for i in mine)
+        sums[1] = sum(int(np.count_nonzero(trainer.feed.held_out(int(i), 1)[1] >= 0)) for i in mine)
     if trainer.world.size > 1:
         trainer.world.allreduce(sums, "sum", "loss")
     trainer.recorder.compute("evaluate", start)
@@ -44,18 +47,18 @@ class _Held:
 
     def _take(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         mine = self._chosen[k * self._size : (k + 1) * self._size]
-        rows = [self._trainer.feed.corpus.held_out(int(i), 1) for i in (mine if len(mine) else [0])]
+        rows = [self._trainer.feed.held_out(int(i), 1) for i in (mine if len(mine) else [0])]
         ids, labels = (np.concatenate([r[n] for r in rows]) for n in (0, 1))
         short = self._size - len(rows)
         if short:
             ids = np.concatenate([ids, np.zeros((short, ids.shape[1]), ids.dtype)])
-            labels = np.concatenate([labels, np.full((short, ids.shape[1]), -1, labels.dtype)])
-        labels[len(mine) :] = -1
-        return ids, labels.reshape(-1)
+            labels = np.concatenate([labels, np.full(short * ids.shape[1], -1, labels.dtype)])
+        labels[len(mine) * ids.shape[1] :] = -1
+        return ids, labels
 
     def microbatch(self, k: int) -> Microbatch:
         t = self._trainer
-        return Microbatch(t.frame, self._size, t.config.model.context, t.steps, 0, False)
+        return Microbatch(t.frame, self._size, t.feed.positions, t.steps, 0, False)
 
     def ids(self, k: int) -> Any:
         return on_device(self._take(k)[0], self._trainer.xp)

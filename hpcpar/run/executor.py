@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from hpcpar.comm.pending import Pending
@@ -155,7 +156,8 @@ class Executor:
         dy = work.scale(k) if part.stage.last else self._take("G", a.stage, k)
         saved = self.stash.take("saved", (a.stage, k))
         start = time.perf_counter_ns()
-        dx = part.stage.backward(dy, saved, part.weights(a.version), sink, work.microbatch(k), self._again(a))
+        at = replace(work.microbatch(k), split=kind == "i")
+        dx = part.stage.backward(dy, saved, part.weights(a.version), sink, at, self._again(a))
         self.recorder.compute(kind, start, a.stage, k, self._version(a, part))
         del saved, dy
         self.recorder.memory("stash", self.stash.bytes)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from hpcpar.config import Config, Model, Plan
 from hpcpar.errors import PlanError
+from hpcpar.forms import context, experts, tensor
+from hpcpar.run.streams import is_asynchronous
 from hpcpar.schedule.generate import rule_of
 from hpcpar.schedule.program import Schedule
 
@@ -24,15 +26,14 @@ def check_model(m: Model) -> None:
         raise PlanError(f"model.heads = {m.heads} is not a multiple of model.kv_heads = {m.groups}; use a divisor of {m.heads}")
     if m.position == "rotary" and m.head_width % 2:
         raise PlanError(f"rotary positions need an even head width, width / heads = {m.head_width}; use another number of heads")
+    if m.moe:
+        experts.check(m, m.moe)
 
 
 def check_plan(plan: Plan, ranks: int) -> None:
     """Raise PlanError if the plan does not fit `ranks` MPI ranks."""
-    for key in ("tp", "cp", "ep"):
-        if getattr(plan, key) > 1:
-            raise PlanError(f"plan.{key} = {getattr(plan, key)}: this release cuts models along dp and pp alone; use plan.{key} = 1")
-    if plan.sequence:
-        raise PlanError("plan.sequence = true needs tensor parallelism, and plan.tp = 1; use plan.sequence = false")
+    if plan.ep > 1:
+        raise PlanError(f"plan.ep = {plan.ep}: this release keeps all experts on every rank; use plan.ep = 1")
     if plan.replicas and (len(plan.replicas) != plan.pp or plan.dp > 1):
         raise PlanError(
             f"plan.replicas = {list(plan.replicas)} needs one entry for each of plan.pp = {plan.pp} stages and plan.dp = 1, not {plan.dp}"
@@ -46,9 +47,32 @@ def check_plan(plan: Plan, ranks: int) -> None:
 
 
 def check_sharing(config: Config) -> None:
-    """Raise PlanError if the way in which data-parallel replicas share work and memory cannot be."""
-    for check in (check_zero, check_algorithm, check_compress, check_local, check_stale, check_offload):
+    """Raise PlanError if the way in which ranks share layers, samples, work and memory cannot be."""
+    experts.check_sharing(config)
+    for check in (check_tensor, check_context, check_zero, check_algorithm, check_compress, check_local, check_stale, check_offload):
         check(config)
+
+
+def check_context(config: Config) -> None:
+    """Samples cut over ranks."""
+    m, p = config.model, config.plan
+    if p.cp > 1:
+        named = "model.heads" if p.tp == 1 else f"model.heads / {p.tp} (plan.tp)"
+        context.check(p.context, m.context, tensor.fewest_heads(m, p.tp), p.cp, named)
+        if config.train.emulate:
+            raise PlanError(f"train.emulate with plan.cp = {p.cp}: who sleeps exchanges no keys and values; use plan.cp = 1")
+
+
+def check_tensor(config: Config) -> None:
+    """Layers cut over ranks, and what is equal on several of them."""
+    m, p = config.model, config.plan
+    fewest = min(context.length(context.runs(p.context, m.context, p.cp, r)) for r in range(p.cp)) if p.cp > 1 else m.context
+    tensor.check(config, microbatch_size(config) * fewest)
+    if is_asynchronous(config) and config.train.check_replicas:
+        raise PlanError(
+            f"train.check_replicas = {config.train.check_replicas} with {config.plan.schedule}: stages are at different versions between "
+            "drains; use train.check_replicas = 0"
+        )
 
 
 def check_zero(config: Config) -> None:
@@ -75,6 +99,11 @@ def check_zero(config: Config) -> None:
         raise PlanError(
             f"{where} with {plan.schedule} over plan.pp = {plan.pp} stages: gradients would be reduce-scattered at each of {k} "
             "microbatches while others are in flight; use zero = 1, or pp = 1 with a synchronous schedule"
+        )
+    if plan.zero > 1 and plan.tp > 1 and (plan.sequence or config.model.groups < plan.tp):
+        why = "plan.sequence = true" if plan.sequence else f"model.kv_heads = {config.model.groups} for plan.tp = {plan.tp}"
+        raise PlanError(
+            f"{where} with {why}: gradients that tp ranks make together would be summed after each microbatch's shards left; use zero = 1"
         )
     if plan.zero == 3 and config.train.emulate:
         raise PlanError(f"{where} with train.emulate: a stage that sleeps reads no weights, so none would be gathered; use zero <= 2")
@@ -114,8 +143,13 @@ def check_compress(config: Config) -> None:
         raise PlanError(
             f'{what} sums gradients on every rank, and plan.zero = {p.zero} shards them; use plan.zero = 0 or compress = "none"'
         )
-    if p.dp == 1:
+    if p.dp * p.cp == 1:
         raise PlanError(f'{what} needs gradients that are summed, and plan.dp = 1 has one replica; use plan.dp >= 2 or compress = "none"')
+    if sync.compress != "float16" and p.tp > 1:
+        raise PlanError(
+            f"{what} with plan.tp = {p.tp}: what is left out of a sum depends on the pieces beside it, so that parameters which all {p.tp} "
+            'ranks hold would drift apart; use plan.tp = 1 or "float16"'
+        )
     if sync.algorithm not in ("auto", "mpi"):
         raise PlanError(f'{what} sends messages of its own, not those of plan.sync.algorithm = "{sync.algorithm}"; use "auto"')
 
@@ -127,6 +161,11 @@ def check_local(config: Config) -> None:
         return
     if p.dp == 1:
         raise PlanError('plan.sync.mode = "local" averages replicas, and plan.dp = 1 has one; use plan.dp >= 2 or mode = "bsp"')
+    if p.cp > 1:
+        raise PlanError(
+            f'plan.sync.mode = "local": a replica is one rank of each stage and layer, and plan.cp = {p.cp} ranks would have to sum their '
+            'gradients at every step; use plan.cp = 1 or mode = "bsp"'
+        )
     if p.zero:
         raise PlanError(
             f'plan.sync.mode = "local": each replica has an optimizer state of its own, and plan.zero = {p.zero} would cut one over all; '
@@ -171,6 +210,10 @@ def check_stale(config: Config) -> None:
     if p.pp > 1 or p.schedule.endswith(".csv") or rule_of(p.schedule) != "flush" or p.replicas:
         stages = f'plan.pp = {p.pp}, plan.schedule = "{p.schedule}"'
         raise PlanError(f'{mode} with {stages}: every worker holds the whole model; use plan.pp = 1 and "1f1b", or mode = "bsp"')
+    if p.tp * p.cp > 1:
+        raise PlanError(
+            f'{mode} with plan.tp = {p.tp}, plan.cp = {p.cp}: every worker holds whole layers and samples; use 1 and 1, or mode = "bsp"'
+        )
     if p.zero:
         raise PlanError(f"{mode} with plan.zero = {p.zero}: the optimizer state lies with the owners already; use plan.zero = 0")
     if p.offload:
@@ -189,6 +232,11 @@ def check_offload(config: Config) -> None:
         raise PlanError(
             f"plan.offload with plan.zero = {plan.zero}: what a rank keeps is cut in one way alone; use plan.zero = 0 or no offload"
         )
+    if plan.tp * plan.cp > 1:
+        raise PlanError(
+            f"plan.offload with plan.tp = {plan.tp}, plan.cp = {plan.cp}: the dry iteration plans the arrays of whole layers and samples; "
+            "use 1 and 1, or no offload"
+        )
     if plan.sync.mode != "bsp":
         raise PlanError(f'plan.offload with plan.sync.mode = "{plan.sync.mode}", which reads all weights at once; use "bsp" or no offload')
     if config.train.emulate:
@@ -205,7 +253,13 @@ def microbatch_size(config: Config) -> int:
             f"train.batch = {t.batch} cannot be cut into dp = {p.dp} x accumulate = {p.accumulate} x microbatches = {p.microbatches} "
             f"= {parts} equal parts; use a batch of {max(parts, up - parts)} or {up}"
         )
-    return t.batch // parts
+    size, moe = t.batch // parts, config.model.moe
+    if moe and size % moe.group:
+        raise PlanError(
+            f"a microbatch of {size} samples does not hold whole groups of model.moe.group = {moe.group}, over which tokens are routed; "
+            f"use a group that divides {size}, or fewer microbatches"
+        )
+    return size
 
 
 def check_folder(folder: Path) -> None:

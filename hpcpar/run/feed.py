@@ -3,6 +3,8 @@
 sample of the batch  0 1 | 2 3 | 4 5 | 6 7        dp = 2, microbatches of 2 samples
                      k=0   k=0   k=1   k=1        microbatch k of all replicas together are consecutive samples
                      d=0   d=1   d=0   d=1
+
+Where a rank holds only some positions of each sample, it gets the ids there and the labels of the tokens that follow them in the sample.
 """
 
 from __future__ import annotations
@@ -17,13 +19,22 @@ from hpcpar.data import Corpus
 
 @dataclass(frozen=True)
 class Feed:
-    """Microbatches of `size` samples for replica `replica` of `replicas`; `batch` is the number of samples of a step."""
+    """Microbatches of `size` samples for replica `replica` of `replicas`; `batch` is the number of samples of a step.
+
+    `runs` are the positions that this rank holds, ascending; none stands for all of them.
+    """
 
     corpus: Corpus
     batch: int
     size: int
     replica: int
     replicas: int
+    runs: tuple[slice, ...] = ()
+
+    @property
+    def positions(self) -> int:
+        """T, the positions of a sample that are here."""
+        return sum(run.stop - run.start for run in self.runs) or self.corpus.context
 
     def first(self, microbatch: int) -> int:
         """The place of the microbatch's first sample in the batch of its step."""
@@ -31,12 +42,15 @@ class Feed:
 
     def take(self, step: int, microbatch: int) -> tuple[np.ndarray, np.ndarray]:
         """ids (B, T), labels (B*T,) of a microbatch of a step (steps from 0)."""
-        ids, labels = self.corpus.batch(step * self.batch + self.first(microbatch), self.size)
-        return ids, labels.reshape(-1)
+        return self._here(*self.corpus.batch(step * self.batch + self.first(microbatch), self.size))
 
     def held_out(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """ids (count, T), labels (count*T,) of held-out samples."""
-        ids, labels = self.corpus.held_out(first, count)
+        return self._here(*self.corpus.held_out(first, count))
+
+    def _here(self, ids: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.runs:
+            ids, labels = (np.concatenate([a[:, run] for run in self.runs], axis=1) for a in (ids, labels))
         return ids, labels.reshape(-1)
 
     def counted(self, step: int) -> int:

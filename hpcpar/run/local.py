@@ -76,7 +76,7 @@ class Local(Synchronous):
     def _period(self, last: int) -> Iterator[Result]:
         first = self.steps
         mine = np.zeros((last - first, 4))  # of this rank: loss; of this replica, counted by one rank: labels, labels x norm, skips
-        counts, applied, seconds = self.pipeline.rank == 0, 0, []
+        counts, applied, seconds = self.pipeline.rank == 0 and self.pipeline.leads, 0, []
         for row in mine:
             result = self.step()
             assert result.grad_norm is not None

@@ -6,23 +6,27 @@
                 gathered weights            zero 3: two layers, one that computes and one that arrives
                 tied weight                 zero 3: kept from its first use of a pass to the last
 
-The memory samples of the trace have the same names. What microbatches leave for the backward ("stash") is not here.
+    stash                       what microbatches in flight leave for their backwards (run/activations.py)
+
+The memory samples of the trace have the same names.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpcpar.config import Config
 from hpcpar.forms.memory import KINDS, POLICIES, formula, formula_bytes
+from hpcpar.forms.tensor import cut_layer
 from hpcpar.mesh import Mesh
 from hpcpar.nn.describe import cut_stages
 from hpcpar.nn.parameters import FlatMap
 from hpcpar.optim import OPTIMIZERS
 from hpcpar.parallel.zero import cut
 from hpcpar.run import feasible
-from hpcpar.run.program import program_of
+from hpcpar.run.activations import InFlight, in_flight
+from hpcpar.run.program import program_of, replicas_of
 from hpcpar.schedule.lifetimes import lifetimes
 
 
@@ -36,6 +40,7 @@ class Held:
     owners: int  # N: the ranks that share them
     formula: str
     by_formula: dict[str, float]
+    activations: InFlight | None  # None with experts: what their blocks keep is known by the routing alone
     kinds: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     buffers: dict[str, int] = field(default_factory=dict)
 
@@ -57,6 +62,7 @@ class Held:
             "formula_bytes": self.by_formula,
             "buffers": self.buffers,
             "total_bytes": sum(self.kinds.values()) + sum(self.buffers.values()),
+            "activations": self.activations.report() if self.activations else None,
         }
 
 
@@ -66,10 +72,12 @@ def held(config: Config) -> list[Held]:
     feasible.check_model(config.model)
     feasible.check_plan(plan, plan.ranks)
     feasible.check_sharing(config)
-    feasible.microbatch_size(config)
-    schedule = program_of(config).schedule
+    size, program = feasible.microbatch_size(config), program_of(config)
+    schedule = program.schedule
     mesh, lives = Mesh.of(plan), lifetimes(schedule)
-    maps = [FlatMap(layers) for layers in cut_stages(config.model, plan.stages, schedule.stages)]
+    layers = cut_stages(config.model, plan.stages, schedule.stages)
+    pieces = [[[cut_layer(x, config.model, plan.tp, t, plan.sequence) for x in stage] for stage in layers] for t in range(plan.tp)]
+    maps = [[FlatMap(stage, plan.zero < 2) for stage in every] for every in pieces]
     kind: Any = OPTIMIZERS[config.train.optimizer]
     states = len(kind.names)
     found: list[Held] = []
@@ -79,8 +87,9 @@ def held(config: Config) -> list[Held]:
         once = POLICIES[config.train.precision].coefficients(states)
         alive = {"parameters": life.weight_versions, "gradients": max(1, life.gradient_buffers), "optimizer": 1}
         coefficients = {kind: c * alive[kind] for kind, c in once.items()}
-        owners = sorted(mesh.rank(pp=h, dp=d) for h in schedule.holders(stages[0]) for d in range(mesh.size("dp")))
-        elements = sum(maps[s].size for s in stages)
+        owners = replicas_of(mesh, schedule, stages[0], at["tp"])
+        mine_at = maps[at["tp"]]
+        elements = sum(mine_at[s].size for s in stages)
         mine = Held(
             [rank],
             list(stages),
@@ -88,10 +97,11 @@ def held(config: Config) -> list[Held]:
             len(owners),
             formula(coefficients, plan.zero),
             formula_bytes(coefficients, plan.zero, elements, len(owners)),
+            None if config.model.moe else in_flight(config, {s: layers[s] for s in stages}, program.ranks[at["pp"]], at, size),
         )
         for s in stages:
-            _stage(config, maps[s], coefficients, once, alive["gradients"], len(owners), owners.index(rank), mine)
-        alike = next((h for h in found if (h.stages, h.kinds, h.buffers) == (mine.stages, mine.kinds, mine.buffers)), None)
+            _stage(config, mine_at[s], coefficients, once, alive["gradients"], len(owners), owners.index(rank), mine)
+        alike = next((h for h in found if replace(h, ranks=[rank]) == mine), None)
         if alike:
             alike.ranks.append(rank)
         else:

@@ -13,13 +13,14 @@ from hpcpar.checkpoint import Checkpoint
 from hpcpar.comm.pending import Pending
 from hpcpar.comm.world import Group
 from hpcpar.config import Sync
-from hpcpar.layout import Layout
 from hpcpar.mesh import Mesh
 from hpcpar.nn.describe import Parameter
 from hpcpar.nn.gradients import Gradients
 from hpcpar.nn.parameters import FlatMap, initial
 from hpcpar.nn.stage import Stage
+from hpcpar.optim import selection
 from hpcpar.parallel.buckets import Buckets
+from hpcpar.parallel.shared import Shared
 from hpcpar.parallel.zero.gradients import Streamed
 
 Values = tuple[str, str, tuple[slice, ...], Any]  # "weights" or a state of the optimizer, parameter, slices of it, values
@@ -38,6 +39,7 @@ class Part:
         self.applied = 0  # updates, without those that were skipped: Adam's bias correction counts these
         self.group: Group | None = None  # the ranks that hold this stage too: replicas and copies
         self.buckets: Buckets | Streamed | None = None
+        self.shared: Shared | None = None  # where several ranks cut the stage's layers
         self.beside: dict[str, int] = {}  # bytes by kind of what is kept with this stage for the sake of its replicas
         self._flat: dict[int, Any] = {}
         self._views: dict[int, Sequence[dict[str, Any]]] = {}
@@ -100,7 +102,12 @@ class Part:
             self._step(self._flat[version], gradients, rate, scale)
 
     def _step(self, flat: Any, gradients: Any, rate: float, scale: float) -> None:
-        self.rule.step(flat, gradients.flat[: self.map.size], self.state, self.segments, self.applied, rate, scale)
+        g = gradients.flat[: self.map.size]
+        self.rule.step(flat, g, self.state, self.segments, self.applied, rate, scale)
+        for at in (slice(s.start, s.stop) for s in self.map.balanced()):
+            moe = self.stage.frame.model.moe
+            assert moe is not None
+            selection.balance(flat[at], g[at], moe.bias_rate)
 
     def rename(self, version: int) -> None:
         """The newest weights, the only ones, are those of `version`."""
@@ -145,24 +152,23 @@ class Part:
         return gradients.by_name()
 
     def owned(self, mesh: Mesh, rank: int) -> Iterator[Values]:
-        """What an MPI rank writes to a checkpoint: of the replicas along dp, replica i % dp has parameter i."""
-        at, kinds = mesh.coordinates(rank), {"weights": self.weights_by_name(), **self.state_by_name()}
-        for i, (name, parameter) in enumerate(self.counted(at["pp"]).items()):
-            if i % mesh.size("dp") == at["dp"]:
-                slices = Layout(parameter.shape).slices(mesh, rank)
-                yield from ((kind, name, slices, views[name]) for kind, views in kinds.items())
+        """What an MPI rank writes to a checkpoint: of its n replicas along dp and cp, number i % n has parameter i."""
+        replicas, kinds = mesh.group(("dp", "cp"), rank), {"weights": self.weights_by_name(), **self.state_by_name()}
+        for i, (name, parameter) in enumerate(self.counted(mesh.coordinates(rank)["pp"]).items()):
+            if replicas[i % len(replicas)] == rank:
+                yield from ((kind, name, parameter.slices, views[name]) for kind, views in kinds.items())
 
     def restore(self, at: Checkpoint, optimizer: str, state: bool = True) -> None:
         """Read weights and (where `state`) the optimizer's state; raises CheckpointError where they are not there."""
         for name, view in self.weights_by_name().items():
-            self.put(view, at.read("weights", name))
+            self.put(view, at.read("weights", name, self.map.parameters[name].slices))
         for kind, views in self.state_by_name().items() if state else ():
             for name, view in views.items():
-                self.put(view, at.read(f"{optimizer}.{kind}", name))
+                self.put(view, at.read(f"{optimizer}.{kind}", name, self.map.parameters[name].slices))
 
     def counted(self, rank: int) -> dict[str, Parameter]:
-        """The parameters that pipeline rank `rank` counts: those of which it is the first holder; a tied weight is the embedding's."""
+        """The parameters that this rank, pipeline rank `rank`, counts: it is their first holder; a tied weight is the embedding's."""
         if rank != self.holders[0]:
             return {}
         own = self.map.parameters
-        return {n: p for n, p in own.items() if not (n == "tokens.weight" and not self.stage.first)}
+        return {n: p for n, p in own.items() if p.counts and not (n == "tokens.weight" and not self.stage.first)}

@@ -1,15 +1,16 @@
-"""The schedule of a run as it will be carried out: generated, lowered, checked; no MPI."""
+"""The schedule of a run as it will be carried out: generated, lowered, checked; and who holds its stages. No MPI."""
 
 from __future__ import annotations
 
 from hpcpar.config import Config
 from hpcpar.errors import PlanError
+from hpcpar.mesh import Mesh
 from hpcpar.run import feasible
 from hpcpar.run.streams import is_asynchronous, proven
 from hpcpar.schedule.check import check
 from hpcpar.schedule.generate import generate
 from hpcpar.schedule.lower import lower
-from hpcpar.schedule.program import Program
+from hpcpar.schedule.program import Program, Schedule
 
 
 def program_of(config: Config) -> Program:
@@ -28,6 +29,12 @@ def program_of(config: Config) -> Program:
             f"plan.zero = {p.zero} with {p.schedule}: the tied weight has {len(first)} copies on the first stage and {len(last)} on the "
             "last, so their shards differ; use equally many, model.tied = false, or zero = 0"
         )
-    program = lower(schedule, tied=config.model.tied, reduce=(p.dp > 1 and p.sync.mode == "bsp") or p.zero > 0)
+    program = lower(schedule, tied=config.model.tied, reduce=(p.dp * p.cp > 1 and p.sync.mode == "bsp") or p.zero > 0)
     check(program)
     return program
+
+
+def replicas_of(mesh: Mesh, schedule: Schedule, stage: int, t: int) -> tuple[int, ...]:
+    """The MPI ranks that hold piece `t` of a stage: copies in the lists, data-parallel replicas and those that cut its samples."""
+    copies = (mesh.group(("dp", "cp"), mesh.rank(pp=h, tp=t)) for h in schedule.holders(stage))
+    return tuple(sorted(r for group in copies for r in group))

@@ -49,8 +49,9 @@ def own_tensors(trainer: Trainer) -> Iterator[Tensor]:
     for part in trainer.parts.values():
         for name, parameter in part.counted(p.rank).items():
             for kind, views in part.state_by_name().items():
-                yield f"{rule}.{kind}.{p.replica}", name, parameter.shape, whole(parameter.shape), host_array(views[name])
-            yield f"{APPLIED}{p.replica}", name, (1,), whole((1,)), np.array([part.applied], np.int64)
+                yield f"{rule}.{kind}.{p.replica}", name, parameter.shape, parameter.slices, host_array(views[name])
+            if p.leads:
+                yield f"{APPLIED}{p.replica}", name, (1,), whole((1,)), np.array([part.applied], np.int64)
 
 
 def restore_own(trainer: Trainer, found: Checkpoint) -> None:
@@ -61,7 +62,7 @@ def restore_own(trainer: Trainer, found: Checkpoint) -> None:
     for part in trainer.parts.values():
         for kind, views in part.state_by_name().items():
             for name, view in views.items():
-                part.put(view, found.read(f"{rule}.{kind}.{p.replica}", name))
+                part.put(view, found.read(f"{rule}.{kind}.{p.replica}", name, part.map.parameters[name].slices))
         counts = {int(found.read(f"{APPLIED}{p.replica}", name)[0]) for name in part.map.names}
         if len(counts) > 1:
             raise PlanError(
@@ -78,7 +79,7 @@ def outer_tensors(trainer: Trainer, momenta: Mapping[int, Any]) -> Iterator[Tens
             views = trainer.parts[s].map.by_name(v)
             for i, (name, parameter) in enumerate(trainer.parts[s].counted(p.rank).items()):
                 if i % trainer.config.plan.dp == p.replica:
-                    yield OUTER, name, parameter.shape, whole(parameter.shape), host_array(views[name])
+                    yield OUTER, name, parameter.shape, parameter.slices, host_array(views[name])
 
 
 def restore_outer(trainer: Trainer, momenta: Mapping[int, Any], found: Checkpoint) -> None:
@@ -86,4 +87,4 @@ def restore_outer(trainer: Trainer, momenta: Mapping[int, Any], found: Checkpoin
     for s, v in momenta.items():
         if v is not None and found.names(OUTER):
             for name, view in trainer.parts[s].map.by_name(v).items():
-                trainer.parts[s].put(view, found.read(OUTER, name))
+                trainer.parts[s].put(view, found.read(OUTER, name, trainer.parts[s].map.parameters[name].slices))

@@ -2,7 +2,7 @@
 
     every rank writes the slices that it owns -> rank 0 writes the manifest and renames the folder when it is whole
 
-Of the replicas of a stage, replica i % dp writes parameter i, so that all of them write at once; shards write what they own.
+Of the n ranks that hold a stage's replicas, number i % n writes parameter i, so that all of them write at once; shards write what they own.
 """
 
 from __future__ import annotations

@@ -103,6 +103,14 @@ class Sharded(Part):
         flat = self._flat[self.newest]
         return self.map.by_name(self._whole([self._piece(flat, p) for p in self.pieces]))
 
+    def state_by_name(self) -> dict[str, dict[str, Any]]:
+        """Nothing: no rank has a whole state."""
+        return {}
+
+    def _counts(self, name: str) -> bool:
+        """Whether this rank stands for those along tp and pp that hold the same pieces: a tied weight is the embedding's."""
+        return self.map.parameters[name].counts and (name != TIED or self.stage.first)
+
     def held_bytes(self) -> dict[str, int]:
         """Bytes by kind, the gathered layers of zero 3 among them."""
         gathered = self._views[self.newest]
@@ -118,7 +126,7 @@ class Sharded(Part):
         views = summed(gradients, self.shards, self.of.index)
         found: dict[str, list[Any]] = {}
         for name in self.map.names:
-            if name != TIED or self.stage.first:
+            if self._counts(name):
                 for b, piece, low, high in self._inside(name):
                     found.setdefault(name, []).append(views[b][low - piece.start : high - piece.start])
         return found
@@ -142,19 +150,20 @@ class Sharded(Part):
         for piece in self.pieces:
             kinds = {"weights": self._piece(flat, piece), **{k: v[piece.at : piece.end] for k, v in self.state.items()}}
             for name, slices, low, high in boxes_within(self.map.names, piece.start, piece.stop):
-                if name != TIED or self.stage.first:
-                    shape = tuple(s.stop - s.start for s in slices)
+                if self._counts(name):
+                    place, shape = self.map.parameters[name].placed(slices), tuple(s.stop - s.start for s in slices)
                     for kind, values in kinds.items():
-                        yield kind, name, slices, values[low - piece.start : high - piece.start].reshape(shape)
+                        yield kind, name, place, values[low - piece.start : high - piece.start].reshape(shape)
 
     def restore(self, at: Checkpoint, optimizer: str, state: bool = True) -> None:
         """Read this rank's pieces of the state, and of the weights under zero 3; all weights otherwise."""
         flat = self._flat[self.newest]
         if self.zero < 3:
             for name, view in self.weights_by_name().items():
-                self.put(view, at.read("weights", name))
+                self.put(view, at.read("weights", name, self.map.parameters[name].slices))
         kinds = {f"{optimizer}.{kind}": values for kind, values in self.state.items()} | ({"weights": flat} if self.zero == 3 else {})
         for piece in self.pieces:
             for name, slices, low, high in boxes_within(self.map.names, piece.start, piece.stop):
+                place = self.map.parameters[name].placed(slices)
                 for kind, values in kinds.items():
-                    self.put(values[piece.at + low - piece.start : piece.at + high - piece.start], at.read(kind, name, slices))
+                    self.put(values[piece.at + low - piece.start : piece.at + high - piece.start], at.read(kind, name, place))

@@ -116,5 +116,5 @@ def proven(config: Config) -> Program:
 
 def wants(config: Config) -> dict[str, bool]:
     """Which sums the updates need. The norm decides about all stages at once only where they have a version in common."""
-    common = rule_of(config.plan.schedule) != "stashing"
-    return {"tied": config.model.tied, "reduce": config.plan.dp > 1 or config.plan.zero > 0, "clip": common}
+    p, common = config.plan, rule_of(config.plan.schedule) != "stashing"
+    return {"tied": config.model.tied, "reduce": p.dp * p.cp > 1 or p.zero > 0, "clip": common}

@@ -19,6 +19,7 @@ from hpcpar.parallel.tied import Exchange
 from hpcpar.parallel.zero.gradients import Streamed
 from hpcpar.run.owed import compressed_parts
 from hpcpar.run.part import Part
+from hpcpar.run.routing import settle
 from hpcpar.run.trainer import Result, Trainer
 
 
@@ -45,11 +46,14 @@ class Synchronous(Trainer):
             part.gradients.begin()
             if part.buckets:
                 part.buckets.begin()
+            if part.shared:
+                part.shared.begin()
         self._count = self._unmasked(plan.microbatches * plan.accumulate)
         self.executor.run(self.pipeline.actions, self)
         loss = self._loss()
+        (auxiliary,) = settle(self, self.steps, self.steps + 1)
         self.steps += 1
-        return Result(loss, self._count, self._norm, self._scale is None, time.perf_counter() - start)
+        return Result(loss, self._count, self._norm, self._scale is None, time.perf_counter() - start, auxiliary=auxiliary)
 
     def _unmasked(self, microbatches: int) -> int:
         """Labels that count, of the whole global batch."""
@@ -70,9 +74,9 @@ class Synchronous(Trainer):
         return float(sums[0]) / self._count if self._count else 0.0
 
     def _own_loss(self) -> float:
-        """The sum of this rank's losses, in order of microbatches."""
+        """The sum of the losses that this rank counts, in order of microbatches."""
         losses, total = self.executor.losses, 0.0
-        for k in sorted(losses):
+        for k in sorted(losses) if self.pipeline.leads else ():
             total += losses[k]
         return total
 
@@ -80,7 +84,8 @@ class Synchronous(Trainer):
 
     def microbatch(self, k: int) -> Microbatch:
         """Where microbatch k stands."""
-        return Microbatch(self.frame, self.feed.size, self.config.model.context, self.steps, self.feed.first(k))
+        first, batch = self.feed.first(k), self.config.train.batch
+        return Microbatch(self.frame, self.feed.size, self.feed.positions, self.steps, first, batch=batch)
 
     def ids(self, k: int) -> Any:
         """ids (B, T) of microbatch k."""
@@ -104,6 +109,8 @@ class Synchronous(Trainer):
 
     def reduce(self, part: Part, version: int | None) -> None:
         """D: most buckets left when they were full; whoever updates waits for them."""
+        if part.shared:
+            part.shared.finish()
         if part.buckets:
             part.buckets.start()
         self.world.progress()
@@ -140,6 +147,8 @@ class Synchronous(Trainer):
         """Wait for the sums, find the norm and what to do with it: the same on every rank."""
         mine: dict[str, list[Any]] = {}
         for part in self.parts.values():
+            if part.shared:
+                part.shared.finish()
             if part.buckets:
                 part.buckets.finish()
             mine.update(part.counted_gradients(part.gradients, self.pipeline.rank))

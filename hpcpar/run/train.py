@@ -19,10 +19,11 @@ from hpcpar.comm.world import World
 from hpcpar.config import Config, tables
 from hpcpar.data import Corpus, Yardsticks
 from hpcpar.errors import PlanError
-from hpcpar.nn.describe import parameters
+from hpcpar.forms.activations import Shape, stage_items
+from hpcpar.nn.describe import cut_stages, parameters
 from hpcpar.ops.warm import warm
 from hpcpar.optim import rate
-from hpcpar.run import feasible, host, offload, saving, settings
+from hpcpar.run import agreement, feasible, host, offload, saving, settings
 from hpcpar.run.build import build
 from hpcpar.run.emulate import emulated
 from hpcpar.run.evaluate import evaluate
@@ -79,7 +80,7 @@ class Session:
         if moves:
             offload.attach(self.pipeline, moves, recorder, self.xp)
             self.said = [*self.said, str(moves)]
-        feed = Feed(self.corpus, config.train.batch, self.size, self.pipeline.replica, config.plan.dp)
+        feed = Feed(self.corpus, config.train.batch, self.size, self.pipeline.replica, config.plan.dp, self.pipeline.frame.runs)
         kind = trainer_for(config.plan.sync.mode, self.program.schedule.synchronous)
         self.trainer: Trainer = kind(config, self.pipeline, feed, recorder, self.xp)
         if self.path:
@@ -189,6 +190,8 @@ def _steps(session: Session, out: Output | None, progress: Progress, folder: Pat
     while trainer.steps < t.steps:
         for result in trainer.until(drains(config, trainer.steps)):
             _report(session, out, progress, result)
+            if t.check_replicas and trainer.steps % t.check_replicas == 0:
+                agreement.check(trainer)
             trainer.recorder.flush()
         step = trainer.steps
         if t.eval_every and step % t.eval_every == 0 and step < t.steps and not t.asleep:
@@ -223,6 +226,8 @@ def _report(session: Session, out: Output | None, progress: Progress, result: Re
             "seconds": result.seconds,
             "digest": digest,
         }
+        if session.config.model.moe:
+            line["auxiliary"] = result.auxiliary
         out.step({**line, "skipped": True} if result.skipped else line)
         if not result.worker:
             progress.step(step, result.loss, t.batch * session.config.model.context / result.seconds)
@@ -275,9 +280,22 @@ def _description(config: Config, session: Session, hosts: Any, machine: Any, mpi
         "hosts": hosts,
         "versions": host.versions(),
         "machine": {**machine, **session.threads},
+        "activations": _activations(config, session),
         "mpi": {**mpi, "direct": session.verdict.direct, "gpu_aware": session.verdict.reason},
         "start_ns": time.time_ns(),
     }
+
+
+def _activations(config: Config, session: Session) -> list[list[dict[str, int]]]:
+    """What one microbatch keeps, {item: bytes}, by stage and place along tp: the stash of the memory samples, itemised.
+
+    Nothing for a model with experts: what their blocks keep is known by the routing alone.
+    """
+    if config.model.moe:
+        return []
+    shapes = [Shape.of(config.model, config.plan, config.train, session.size, t) for t in range(config.plan.tp)]
+    stages = cut_stages(config.model, config.plan.stages, session.program.schedule.stages)
+    return [[dict(stage_items(layers, shape)) for shape in shapes] for layers in stages]
 
 
 def _greet(progress: Progress, session: Session, resume: bool) -> None:
@@ -289,7 +307,7 @@ def _greet(progress: Progress, session: Session, resume: bool) -> None:
         progress.say("no checkpoint to resume from: starting at step 1")
     if session.path:
         progress.say(f"resumed from {session.path}, after step {session.trainer.steps}")
-    progress.say(
-        f"{count:,} parameters, {session.world.size} ranks (dp {p.dp} x pp {p.pp}, {p.schedule}), {session.threads['threads']} threads each"
-    )
+    cut = (f" x cp {p.cp} by {p.context}" if p.cp > 1 else "") + (f" x tp {p.tp}{' in rows' * p.sequence}" if p.tp > 1 else "")
+    plan = f"dp {p.dp} x pp {p.pp}{cut}, {p.schedule}"
+    progress.say(f"{count:,} parameters, {session.world.size} ranks ({plan}), {session.threads['threads']} threads each")
     progress.say(str(session.corpus))

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from hpcpar import checkpoint
 from hpcpar.checkpoint.store import Tensor
 from hpcpar.config import Config
-from hpcpar.nn.context import Frame
 from hpcpar.nn.describe import parameters
 from hpcpar.run import owed
 from hpcpar.run.build import Pipeline
@@ -29,6 +28,7 @@ class Result:
     skipped: bool
     seconds: float
     worker: int | None = None  # whose step it is, where each worker has steps of its own
+    auxiliary: float = 0.0  # losses of the routers, beside `loss`
 
 
 class Trainer(ABC):
@@ -40,11 +40,12 @@ class Trainer(ABC):
     def __init__(self, config: Config, pipeline: Pipeline, feed: Feed, recorder: Recorder, xp: Any):
         self.config, self.pipeline, self.feed, self.recorder, self.xp = config, pipeline, feed, recorder, xp
         self.world, self.parts = pipeline.world, pipeline.parts
-        self.frame = Frame.of(config.model, config.train.seed, xp, config.train.precision)
-        self.names = list(parameters(config.model))
+        self.frame = pipeline.frame
+        self.names = [name for name, p in parameters(config.model).items() if p.trained]
         self.steps = 0
         self.watch: Callable[[dict[int, dict[str, Any]]], None] | None = None  # sees {stage: {name: gradient}} before each update
-        shape = (feed.size * config.model.context, config.model.width)
+        rows = self.frame.shard(feed.size * feed.positions)
+        shape = (rows.stop - rows.start, config.model.width)
         self.executor = Executor(self.world, self.parts, pipeline.peer, recorder, shape, lambda s: xp.empty(s, config.train.precision))
         self._samples: dict[int, tuple[Any, Any]] = {}
 

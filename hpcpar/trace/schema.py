@@ -71,6 +71,12 @@ class Operation(IntEnum):
     PUSH = 40  # of a worker's gradient to the owner of a shard; of an UPDATE: the worker whose push it applied is its peer
     PULL = 41  # of a shard's weights; `version` is the number of updates in them
     CLOCK = 42  # of reading, or waiting for, other workers' clocks
+    KEYS_VALUES = 55
+    KEYS_VALUES_GRADIENT = 56
+    TO_HEADS = 57
+    TO_SEQUENCE = 58
+    SOFTMAX = 50  # of the loss, over slices of the vocabulary
+    SHARED = 51  # gradients that tensor-parallel ranks make together
 
 
 class Axis(IntEnum):

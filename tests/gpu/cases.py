@@ -10,7 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from hpcpar.ops import attention, cross_entropy, dropout, embedding, gelu, layer_norm, linear, rms_norm, rotary, swiglu, update
+from hpcpar.ops import (
+    attention,
+    cross_entropy,
+    dropout,
+    embedding,
+    gelu,
+    grouped,
+    layer_norm,
+    linear,
+    noise,
+    permute,
+    rms_norm,
+    rotary,
+    swiglu,
+    update,
+    vocabulary,
+)
 from hpcpar.ops.array import array_module
 
 Put = Callable[[np.ndarray], Any]
@@ -95,20 +111,38 @@ def attentions(put: Put, dtype: Any) -> Results:
     return out
 
 
+def attention_blocks(put: Put, dtype: Any) -> Results:
+    """Rows of a piece of a sample against columns of another one, and the merge of two pieces; -inf is a row that saw nothing."""
+    draw, out = Draw(put, dtype), {}
+    for b, t, c, first, h, g, k in ((2, 33, 9, 9, 4, 2, 8), (1, 17, 40, 23, 6, 2, 5), (3, 1, 2, 2, 2, 1, 4), (2, 9, 5, 1, 3, 3, 4)):
+        q, kv, dout = draw(b, t, h, k, scale=2), draw(2, b, c, g, k, scale=2), draw(b, t, h, k)
+        xp = array_module(q)
+        y, dq, dkv = xp.zeros_like(q), xp.zeros_like(q), xp.zeros_like(kv)
+        saved = attention.forward(q, kv[0], kv[1], y, first)
+        attention.backward_input(dout, saved, dq, dkv[0], dkv[1], first)
+        whole, lse, other = draw(b, t + 2, h, k), draw(b, h, t + 2, scale=3), saved[4].copy()
+        other[:, :, :1] = -xp.inf
+        lse[:, :1, 2 : min(3, t + 1)] = -xp.inf
+        attention.merge(whole[:, 1 : t + 1], lse[:, :, 1 : t + 1], y, other)
+        found = {"out": y, "lse": saved[4], "dq": dq, "dkv": dkv, "merged": whole, "merged lse": lse}
+        out |= {f"{t}x{c} {name}": a for name, a in found.items()}
+    return out
+
+
 def embeddings(put: Put, dtype: Any) -> Results:
     draw, out = Draw(put, dtype), {}
-    for vocabulary, many in ((50, 3), (2, 7)):
-        ids, tokens, positions = draw.integers(0, vocabulary, many, 9), draw(vocabulary, 6), draw(9, 6)
+    for size, many in ((50, 3), (2, 7)):
+        ids, tokens, positions = draw.integers(0, size, many, 9), draw(size, 6), draw(9, 6)
         x, saved = embedding.forward(ids, tokens, positions)
-        dtokens, dpositions, dx = draw(vocabulary, 6), draw(9, 6), draw(many * 9, 6)
+        dtokens, dpositions, dx = draw(size, 6), draw(9, 6), draw(many * 9, 6)
         for add in (False, True):
             embedding.backward_weight((saved, dx), dtokens, dpositions, add)
             out |= {
-                f"{vocabulary} {add} x": x,
-                f"{vocabulary} {add} tokens": dtokens.copy(),
-                f"{vocabulary} {add} positions": dpositions.copy(),
+                f"{size} {add} x": x,
+                f"{size} {add} tokens": dtokens.copy(),
+                f"{size} {add} positions": dpositions.copy(),
             }
-        out[f"{vocabulary} bare"] = embedding.forward(ids, tokens)[0]
+        out[f"{size} bare"] = embedding.forward(ids, tokens)[0]
     return out
 
 
@@ -119,7 +153,39 @@ def dropouts(put: Put, dtype: Any) -> Results:
         for rate in (0.0, 0.1, 0.9):
             out[f"{first} {rate}"] = dropout.forward(x, key, first, rate)
             out[f"{first} {rate} backward"] = dropout.backward_input(x, key, first, rate)
+    out["rows"] = dropout.rows(x, key, put(np.arange(13) * 300_000_000), 0.3)
     return out
+
+
+def experts(put: Put, dtype: Any) -> Results:
+    """Counts that a device computes as one batched product, and some that it does not."""
+    draw, out = Draw(put, dtype), {}
+    for counts in ((4, 4, 4, 3), (9, 0, 1), (0, 0), (0, 5), (6,)):
+        e, n = len(counts), sum(counts)
+        for bias in (True, False):
+            x, w, b, dy = draw(n, 6), draw(e, 2, 5, 6), draw(e, 2, 5), draw(n, 10)
+            y, saved = grouped.forward(x, counts, w, b if bias else None)
+            dx, held = grouped.backward_input(dy, saved, counts, w)
+            dw, db = draw(e, 2, 5, 6), draw(e, 2, 5)
+            for add in (False, True):
+                grouped.backward_weight(held, dw, db if bias else None, add)
+                out |= {f"{counts} {bias} {add} {k}": v.copy() for k, v in {"y": y, "dx": dx, "dw": dw, "db": db}.items()}
+    for tokens in (np.array([0, 2, 2, 4, 0, 1, 0]), np.zeros(0, np.int64)):
+        at = put(tokens)
+        rows, weights, dy = draw(len(tokens), 3), draw(len(tokens)), draw(6, 3)
+        drows, dweights = permute.combine_backward(dy, rows, weights, at)
+        found = {"there": permute.gather(dy, at), "back": permute.gather_backward(rows, at, 6), "y": permute.combine(rows, weights, at, 6)}
+        out |= {f"{len(tokens)} {k}": v for k, v in {**found, "drows": drows, "dweights": dweights}.items()}
+    return out
+
+
+def noises(put: Put, dtype: Any) -> Results:
+    xp, key, out = array_module(put(np.zeros(1))), dropout.key(1, "moe", 3), {}
+    for first in (0, 2**32 - 20):
+        out[f"{first} uniform"] = noise.uniform(xp, key, first, (9, 7))
+        out[f"{first} normal"] = noise.normal(xp, key, first, (9, 7), dtype)
+    x = Draw(put, dtype)(50, scale=3)
+    return {**out, "distribution": noise.distribution(x), "density": noise.density(x)}
 
 
 def losses(put: Put, dtype: Any) -> Results:
@@ -132,6 +198,28 @@ def losses(put: Put, dtype: Any) -> Results:
                 labels[0] = 0
             total, saved = cross_entropy.forward(logits, put(labels))
             out |= {f"{n} {ignored} loss": np.asarray(total), f"{n} {ignored} dlogits": cross_entropy.backward_input(0.37, saved)}
+    return out
+
+
+def slices(put: Put, dtype: Any) -> Results:
+    """A vocabulary in two slices, of which one has none of the ids."""
+    draw, out = Draw(put, dtype), {}
+    ids, tokens, dx = draw.integers(0, 5, 12), draw(11, 4), draw(12, 4)
+    for first, stop in ((0, 6), (6, 11)):
+        dtokens = draw(stop - first, 4)
+        out[f"{first} x"] = vocabulary.lookup(ids, tokens[first:stop], first, 11)
+        for add in (False, True):
+            vocabulary.lookup_weight(ids, dx, dtokens, first, add)
+            out[f"{first} {add} tokens"] = dtokens.copy()
+        for scale in (1.0, 300.0):
+            labels = np.arange(-1, 11, dtype=np.int32)
+            logits = draw(12, stop - first, scale=scale)
+            top, target = vocabulary.largest(logits), vocabulary.targets(logits, put(labels), first, 11)
+            total = vocabulary.totals(logits, top)
+            sum_, lse = vocabulary.loss(top, total, target, put(labels))
+            dlogits = vocabulary.backward_input(0.37, (logits, lse, put(labels), first))
+            found = {"top": top, "target": target, "total": total, "lse": lse, "loss": np.asarray(sum_), "dlogits": dlogits}
+            out |= {f"{first} {scale} {k}": v for k, v in found.items()}
     return out
 
 
@@ -156,8 +244,12 @@ CASES: dict[Callable[[Put, Any], Results], tuple[str, ...]] = {
     activations: ("gelu", "swiglu"),
     rotaries: ("rotary",),
     attentions: ("attention",),
+    attention_blocks: ("attention",),
     embeddings: ("embedding",),
     dropouts: ("dropout",),
+    experts: ("grouped", "permute"),
+    noises: ("noise",),
     losses: ("cross_entropy",),
+    slices: ("vocabulary",),
     updates: ("update",),
 }

@@ -22,7 +22,7 @@ def test_the_bits_of_the_unlimited_run(tmp_path: Path, pp: int, dp: int, kinds: 
         pytest.skip("no mpiexec")
     source = tmp_path / "text.txt"
     source.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
-    (tmp_path / "run.toml").write_text(CONFIG.format(pp=pp, dp=dp, source=source, where="cuda", aware="no"))
+    (tmp_path / "run.toml").write_text(CONFIG.format(pp=pp, dp=dp, cp=1, tp=1, source=source, where="cuda", aware="no"))
     sets = [w for k in kinds for w in ("--set", f"plan.offload.{k}=true")]
 
     def train(name: str, *more: str) -> tuple[int, str]:

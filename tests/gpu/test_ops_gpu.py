@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import CASES, attentions, dropouts, embeddings
+from cases import CASES, attention_blocks, attentions, dropouts, embeddings
 
 import hpcpar.ops
 from hpcpar.ops import attention
@@ -28,7 +28,9 @@ def on_gpu(x: np.ndarray) -> Any:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
-    ("case", "tile"), [*((c, attention.DEVICE_TILE) for c in CASES), (attentions, 8)], ids=lambda x: getattr(x, "__name__", str(x))
+    ("case", "tile"),
+    [*((c, attention.DEVICE_TILE) for c in CASES), (attentions, 8), (attention_blocks, 8)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_same_on_both(case: Any, tile: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import cupy

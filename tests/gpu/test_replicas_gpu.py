@@ -77,7 +77,7 @@ def test_same_run_on_both(tmp_path: Path, mode: str, aware: str) -> None:
     source.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
     sets = [w for s in MODES[mode] for w in ("--set", s)]
     for where in ("cpu", "cuda"):
-        (tmp_path / f"{where}.toml").write_text(CONFIG.format(pp=1, dp=2, source=source, where=where, aware=aware))
+        (tmp_path / f"{where}.toml").write_text(CONFIG.format(pp=1, dp=2, cp=1, tp=1, source=source, where=where, aware=aware))
         child = hpcpar("train", str(tmp_path / f"{where}.toml"), "--out", str(tmp_path / where), *sets, ranks=2)
         assert child.returncode == 0, child.stdout + child.stderr
     child = hpcpar("compare", str(tmp_path / "cpu"), str(tmp_path / "cuda"), "--json")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,13 @@ CONFIG = """
 layers = 2
 width = 24
 heads = 2
-context = 16
+context = 15
 dropout = 0.1
 [plan]
 pp = {pp}
 dp = {dp}
+cp = {cp}
+tp = {tp}
 microbatches = 2
 sync = {{bucket_mb = 0.01, first_bucket_mb = 0.002}}
 [train]
@@ -41,6 +44,8 @@ gpu_aware = "{aware}"
 """
 
 LLAMA = ["model.norm=rms", "model.position=rotary", "model.mlp=swiglu", "model.bias=false", "model.kv_heads=1", "model.tied=false"]
+EXPERTS = ["model.moe.experts=4", "model.moe.k=2", "model.moe.gate=gshard", "model.moe.capacity.factor=1.0", "model.moe.every=2"]
+STYLES = {"gpt": [], "llama": LLAMA, "experts": EXPERTS}
 
 
 def hpcpar(*words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
@@ -49,24 +54,50 @@ def hpcpar(*words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*launch, sys.executable, "-m", "hpcpar", *words], env=env, capture_output=True, text=True, timeout=280)
 
 
-@pytest.mark.parametrize("style", ["gpt", "llama"])
+@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("pp", "dp", "aware"), [(1, 1, "auto"), (2, 1, "no"), (1, 2, "no"), (2, 1, "direct"), (1, 2, "direct")])
 def test_same_run_on_both(tmp_path: Path, pp: int, dp: int, aware: str, style: str) -> None:
-    same(tmp_path, pp, dp, aware, LLAMA if style == "llama" else [])
+    same(tmp_path, aware, styled(style), pp=pp, dp=dp)
 
 
 @pytest.mark.parametrize(("zero", "aware", "style"), [(1, "no", "llama"), (2, "direct", "gpt"), (3, "no", "gpt"), (3, "direct", "llama")])
 def test_shards_on_both(tmp_path: Path, zero: int, aware: str, style: str) -> None:
-    same(tmp_path, 1, 2, aware, [f"plan.zero={zero}", *(LLAMA if style == "llama" else [])])
+    same(tmp_path, aware, [f"plan.zero={zero}", *styled(style)], dp=2)
 
 
 def test_a_parameter_server_in_host_memory_is_the_same_for_both(tmp_path: Path) -> None:
-    same(tmp_path, 1, 2, "no", ["plan.sync.mode=ssp"])
+    same(tmp_path, "no", ["plan.sync.mode=ssp"], dp=2)
 
 
-def same(tmp_path: Path, pp: int, dp: int, aware: str, settings: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("form", "aware", "style"),
+    [("zig-zag", "no", "gpt"), ("ring", "direct", "llama"), ("gather", "direct", "gpt"), ("ulysses", "no", "llama")],
+)
+def test_cut_samples_on_both(tmp_path: Path, form: str, aware: str, style: str) -> None:
+    same(tmp_path, aware, [f"plan.context={form}", *styled(style)], cp=2)
+
+
+@pytest.mark.parametrize("style", ["gpt", "llama"])
+@pytest.mark.parametrize("aware", ["no", "direct"])
+@pytest.mark.parametrize("sequence", ["false", "true"])
+def test_cut_layers_on_both(tmp_path: Path, sequence: str, aware: str, style: str) -> None:
+    same(tmp_path, aware, [f"plan.sequence={sequence}", *styled(style)], tp=2)
+
+
+def test_cut_layers_of_cut_samples_on_both(tmp_path: Path) -> None:
+    same(tmp_path, "direct", ["plan.sequence=true", "plan.zero=1", *styled("llama")], tp=2, cp=2)
+
+
+def styled(style: str) -> list[str]:
+    """The settings of a model style."""
+    return STYLES[style]
+
+
+def same(tmp_path: Path, aware: str, settings: list[str], **plan: int) -> None:
     """Run on the CPU and on the GPU, and compare losses, norms and weights."""
-    if pp * dp > 1 and launcher_facts.find() is None:
+    plan = {"pp": 1, "dp": 1, "cp": 1, "tp": 1} | plan
+    ranks = prod(plan.values())
+    if ranks > 1 and launcher_facts.find() is None:
         pytest.skip("no mpiexec")
     if aware == "direct":
         import cupy
@@ -75,10 +106,10 @@ def same(tmp_path: Path, pp: int, dp: int, aware: str, settings: list[str]) -> N
     source = tmp_path / "text.txt"
     source.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
     for where in ("cpu", "cuda"):
-        text = CONFIG.format(pp=pp, dp=dp, source=source, where=where, aware=aware)
+        text = CONFIG.format(source=source, where=where, aware=aware, **plan)
         (tmp_path / f"{where}.toml").write_text(text)
         sets = [w for s in settings for w in ("--set", s)]
-        child = hpcpar("train", str(tmp_path / f"{where}.toml"), "--out", str(tmp_path / where), *sets, ranks=pp * dp)
+        child = hpcpar("train", str(tmp_path / f"{where}.toml"), "--out", str(tmp_path / where), *sets, ranks=ranks)
         assert child.returncode == 0, child.stdout + child.stderr
     child = hpcpar("compare", str(tmp_path / "cpu"), str(tmp_path / "cuda"), "--json")
     assert child.returncode == 0, child.stderr

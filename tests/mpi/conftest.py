@@ -6,6 +6,8 @@ failure on one rank fails it on all and the next test starts in step. A rank tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from mpi4py import MPI
 
@@ -26,10 +28,17 @@ def _sizes(mark: pytest.Mark) -> tuple[int, ...]:
     return tuple(mark.kwargs.get("sizes", (mark.kwargs.get("min_size"),)))
 
 
+FAILED = pytest.StashKey[bool]()
+
+
 @pytest.fixture
-def world() -> World:
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """All ranks, on a communicator of the test's own."""
-    return World(MPI.COMM_WORLD.Dup(), wait="auto", timeout_s=PATIENCE_S)
+    made = World(MPI.COMM_WORLD.Dup(), wait="auto", timeout_s=PATIENCE_S)
+    yield made
+    quiet = not (request.node.stash.get(FAILED, False) or made.outstanding or made.thread or made.alarm.rung)
+    if MPI.COMM_WORLD.allreduce(quiet, MPI.LAND):  # a message that nobody took would come to the communicator's successor
+        made.free()
 
 
 @pytest.fixture
@@ -44,6 +53,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
     if report.when == "call":
         failed = MPI.COMM_WORLD.allgather(report.failed)
+        item.stash[FAILED] = any(failed)
         if any(failed) and not report.failed:
             report.outcome = "failed"
             report.longrepr = f"failed on ranks {[r for r, f in enumerate(failed) if f]}"

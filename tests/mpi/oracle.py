@@ -95,7 +95,7 @@ class Oracle:
         size = t.batch // self.m
         ids, labels = self.corpus.batch(step * t.batch + k * size, size)
         count = int((self.corpus.batch(step * t.batch, t.batch)[1] >= 0).sum())
-        at = Microbatch(self.frame, size, model.context, step, k * size)
+        at = Microbatch(self.frame, size, model.context, step, k * size, batch=t.batch)
         weights = [s.map.weights(self.flat[i][v]) for i, (s, v) in enumerate(zip(self.stages, versions, strict=True))]
         x: Any = ids
         saved = []
@@ -131,7 +131,7 @@ class Oracle:
             named[-1]["tokens.weight"][...] = both
         total = 0.0
         where = {name: i for i in reversed(range(len(named))) for name in named[i]}
-        for name in parameters(self.cfg.model):
+        for name in (n for n, p in parameters(self.cfg.model).items() if p.trained):
             total += square_sum(named[where[name]][name].reshape(-1))
         norm = math.sqrt(total)
         self.out.norms.append(norm)
@@ -148,4 +148,6 @@ class Oracle:
         self.applied[s] += 1
         lr = rate(t, version - 1)
         self.rules[s].step(w, g.flat[: stage.map.size], self.state[s], stage.map.segments(), self.applied[s], lr, scale / n)
+        for span in stage.map.balanced():
+            w[span.start : span.stop] -= self.cfg.model.moe.bias_rate * np.sign(g.flat[span.start : span.stop])
         self.flat[s][version] = w

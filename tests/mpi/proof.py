@@ -32,6 +32,20 @@ STYLES = {
     "deepest-tied": {**GPT, "layers": 17},
     "deepest-untied": {**GPT, "layers": 16, "tied": False},
 }
+# For ranks that cut a layer: 6 heads, an inner width and a vocabulary that 2, 3 and 4 do not all divide.
+CUT = {"layers": 3, "heads": 6, "mlp_width": 50, "vocabulary": 259}
+STYLES |= {
+    "cut-gpt-tied": {**GPT, **CUT},
+    "cut-gpt-untied": {**GPT, **CUT, "tied": False},
+    "cut-gpt-dropout": {**GPT, **CUT, "dropout": 0.2},
+    "cut-gpt-shared": {**GPT, **CUT, "kv_heads": 1},  # grouped queries with biases: fewer key/value heads than ranks
+    "cut-llama-tied": {**LLAMA, **CUT, "kv_heads": 2},
+    "cut-llama-untied": {**LLAMA, **CUT, "kv_heads": 3, "tied": False},
+    "cut-llama-shared": {**LLAMA, **CUT, "kv_heads": 1, "dropout": 0.1},
+    "even": {**GPT, "layers": 2, "width": 32, "heads": 4, "context": 16},
+    "cut-deep": {**GPT, **CUT, "layers": 8},
+    "cut-deep-llama": {**LLAMA, **CUT, "layers": 8, "kv_heads": 1},
+}
 MASKED = [ord("e"), ord(" "), ord("r")]  # labels that do not count, so that microbatches and ranks have unequal numbers
 
 
@@ -39,9 +53,10 @@ MASKED = [ord("e"), ord(" "), ord("r")]  # labels that do not count, so that mic
 def corpus() -> str:
     """A text that every rank makes for itself, the same everywhere."""
     words = ["pipeline", "stage", "bubble", "eeee", "reduce", "a", "micro", "batch", "tree   r", "rank"]
+    words.append("naïve Größe")  # bytes of both halves of a vocabulary that ranks cut
     draw = np.random.Generator(np.random.Philox(7)).integers(0, len(words), 4000)
     path = Path(tempfile.gettempdir()) / f"hpcpar-proof-{MPI.COMM_WORLD.Get_rank()}-{MPI.COMM_WORLD.bcast(_token())}.txt"
-    path.write_text(" ".join(words[i] for i in draw))
+    path.write_text(" ".join(words[i] for i in draw), encoding="utf-8")
     return str(path)
 
 
@@ -62,8 +77,10 @@ class Ran:
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    auxiliary: list[float] = field(default_factory=list)
     gradients: list[dict[int, dict[str, np.ndarray]]] = field(default_factory=list)  # a step: {stage: {name: array}}
     weights: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    slices: dict[str, tuple[slice, ...]] = field(default_factory=dict)  # what this rank holds of each parameter
 
     def everywhere(self, step: int) -> dict[str, np.ndarray]:
         """The gradients of a serial run."""
@@ -82,6 +99,9 @@ def run(cfg: config.Config, world: World) -> Ran:
     for result in trainer.until(cfg.train.steps):
         out.losses.append(result.loss)
         out.norms.append(result.grad_norm)
+        if cfg.model.moe:
+            out.auxiliary.append(result.auxiliary)
+    out.slices = {n: p.slices for part in trainer.parts.values() for n, p in part.map.parameters.items()}
     out.weights = {s: {n: host(w) for n, w in part.weights_by_name().items()} for s, part in trainer.parts.items()}
     return out
 
@@ -94,7 +114,11 @@ def host(view: Any) -> np.ndarray:
 @functools.cache
 def serial(style: str, plan: tuple[tuple[str, Any], ...], train: tuple[tuple[str, Any], ...] = ()) -> Ran:
     """The one-process run; every rank makes it for itself."""
-    return run(describe(style, dict(plan), dict(train)), World(MPI.COMM_SELF.Dup()))
+    world = World(MPI.COMM_SELF.Dup())
+    try:
+        return run(describe(style, dict(plan), dict(train)), world)
+    finally:
+        world.free()
 
 
 def compare(got: Ran, want: Ran, exact: bool, tolerance: float = 1e-12) -> None:
@@ -104,16 +128,18 @@ def compare(got: Ran, want: Ran, exact: bool, tolerance: float = 1e-12) -> None:
     for step in range(len(want.losses)):
         _same(f"loss of step {step + 1}", got.losses[step], want.losses[step], exact, tolerance)
         _same(f"norm of step {step + 1}", got.norms[step], want.norms[step], exact, tolerance)
+        if want.auxiliary:
+            _same(f"auxiliary loss of step {step + 1}", got.auxiliary[step], want.auxiliary[step], exact, tolerance)
         every = want.everywhere(step)
         scale = rms(every)
         for named in got.gradients[step].values():
             assert named
             for name, g in named.items():
-                _same(f"gradient of {name}, step {step + 1}", g, every[name], exact, tolerance, scale)
+                _same(f"gradient of {name}, step {step + 1}", g, every[name][got.slices.get(name, ())], exact, tolerance, scale)
     scale = rms(weights)
     for named in got.weights.values():
         for name, w in named.items():
-            _same(f"weights of {name}", w, weights[name], exact, tolerance, scale)
+            _same(f"weights of {name}", w, weights[name][got.slices.get(name, ())], exact, tolerance, scale)
 
 
 def _same(what: str, a: Any, b: Any, exact: bool, tolerance: float, floor: float = 0.0) -> None:

@@ -39,10 +39,10 @@ def prove(world, style, plan, train=(), drains=(), exact=True):
     want = Oracle(cfg).run(drains)
     assert got.losses == want.losses if exact else np.allclose(got.losses, want.losses, rtol=1e-12, atol=0)
     if max(plan.get("replicas", [1])) == 1:
-        assert got.norms == want.norms
+        assert got.norms == want.norms if exact else np.allclose(got.norms, want.norms, rtol=1e-12, atol=0)
     for part in trainer.parts.values():
         for name, w in part.weights_by_name().items():
-            a, b = host(w), want.weights[part.index][name]
+            a, b = host(w), want.weights[part.index][name][part.map.parameters[name].slices]
             if exact:
                 assert np.array_equal(a, b), f"{name}: {np.abs(a - b).max():.3g}"
             else:
@@ -91,3 +91,24 @@ def test_replicated_stages(world, drains):
 def test_replicas_that_do_not_divide(world):
     plan = {"pp": 2, "replicas": [3, 2], "schedule": "pipedream"}
     prove(world, "gpt-untied", plan, {"clip": 0.0}, (), exact=False)
+
+
+@pytest.mark.mpi(sizes=(4,))
+@pytest.mark.parametrize("sequence", (False, True))
+@pytest.mark.parametrize(
+    "style, plan, train",
+    (
+        ("cut-gpt-untied", {"schedule": "pipedream"}, {"clip": 0.0}),
+        ("cut-gpt-dropout", {"schedule": "pipedream-vertical"}, {"clip": 1e-2}),
+        ("cut-llama-shared", {"schedule": "pipedream-2bw", "microbatches": 3}, {"clip": 0.5}),
+    ),
+    ids=("stashing", "vertical", "2bw"),
+)
+def test_stages_cut_over_ranks(world, style, plan, train, sequence):
+    prove(world, style, {"pp": 2, "tp": 2, "sequence": sequence, **plan}, train, (4,), exact=False)
+
+
+@pytest.mark.mpi(sizes=(8,))
+def test_replicated_stages_cut_over_ranks(world):
+    plan = {"pp": 2, "replicas": [3, 1], "tp": 2, "sequence": True, "schedule": "pipedream"}
+    prove(world, "cut-gpt-untied", plan, {"clip": 0.0}, (), exact=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpar.parallel.buckets import plan_buckets
+from hpcpar.forms.data import plan_buckets
 
 SPANS = [(10 * i, 10 * i + 10) for i in range(20)]
 

@@ -34,8 +34,10 @@ def prove(world, style, plan, sync, train=(), poison=()):
 
     def watch(found):
         got.append({n: host(g) for by in found.values() for n, g in by.items()})
-        if (trainer.steps, mine) in poison and world.rank == max(trainer.pipeline.mesh.group("pp", world.rank)):
-            next(iter(next(iter(found.values())).values()))[...] = np.nan  # on one rank of the replica: the whole pipeline skips
+        if (trainer.steps, mine) in poison and world.rank == max(trainer.pipeline.mesh.group(("pp", "tp"), world.rank)):
+            stage, named = next(iter(found.items()))
+            name = next(n for n, p in trainer.parts[stage].map.parameters.items() if p.counts)  # what tp does not cut is equal on all
+            named[name][...] = np.nan  # on one rank of the replica: the whole pipeline skips
 
     trainer.watch = watch
     results = list(trainer.until(cfg.train.steps))
@@ -48,21 +50,27 @@ def prove(world, style, plan, sync, train=(), poison=()):
         assert result.seconds > 0
         every = gradients[step][mine]
         for name, g in got[step].items():
-            assert relative(g, every[name], rms(every)) <= 1e-12, f"gradient of {name}, step {step + 1}"
-    weights = want.weights[0]
+            assert relative(g, every[name][boxes(trainer)[name]], rms(every)) <= 1e-12, f"gradient of {name}, step {step + 1}"
+    weights, places = want.weights[0], boxes(trainer)
     for part in trainer.parts.values():
         for name, w in part.weights_by_name().items():
-            assert relative(host(w), weights[name], rms(weights)) <= 1e-12, f"weights of {name}"
+            assert relative(host(w), weights[name][places[name]], rms(weights)) <= 1e-12, f"weights of {name}"
     one_model(world, trainer)
     return trainer
 
 
+def boxes(trainer):
+    """What this rank holds of each parameter."""
+    return {n: p.slices for part in trainer.parts.values() for n, p in part.map.parameters.items()}
+
+
 def one_model(world, trainer):
-    """Each parameter is the same bits on every rank that holds it, the two copies of a tied weight too."""
-    held = {n: host(w).tobytes() for part in trainer.parts.values() for n, w in part.weights_by_name().items()}
+    """Each piece of a parameter is the same bits on every rank that holds it, the two copies of a tied weight too."""
+    named, places = [part.weights_by_name() for part in trainer.parts.values()], boxes(trainer)
+    held = {(n, str(places[n])): host(w).tobytes() for by in named for n, w in by.items()}
     every = world.comm.allgather(held)
-    assert all(other[n] == bits for other in every for n, bits in held.items() if n in other)
-    assert sum("tokens.weight" in other for other in every) >= trainer.config.plan.dp
+    assert all(other[key] == bits for other in every for key, bits in held.items() if key in other)
+    assert sum(any(n == "tokens.weight" for n, _ in other) for other in every) >= trainer.config.plan.dp
 
 
 @pytest.mark.mpi(sizes=(2, 3, 4))
@@ -95,6 +103,13 @@ def test_replicas_follow_the_paper(world, style, optimizer, sync):
 def test_a_replica_is_a_whole_pipeline(world, schedule, chunks, style, sync):
     plan = {"dp": 2, "pp": 2, "schedule": schedule, "chunks": chunks, "microbatches": 3, "accumulate": 2}
     prove(world, style, plan, sync)
+
+
+@pytest.mark.mpi(sizes=(4, 8))
+@pytest.mark.parametrize("style, sequence", (("cut-gpt-tied", True), ("cut-llama-shared", False)))
+def test_a_replica_has_layers_cut_over_ranks(world, style, sequence):
+    plan = {"dp": 2, "tp": 2, "pp": world.size // 4, "sequence": sequence, "microbatches": 2}
+    prove(world, style, plan, {"every": 2, **DILOCO}, {"epsilon": 1e-5}, {(1, 0)})
 
 
 @pytest.mark.mpi(sizes=(4, 8))
@@ -166,6 +181,7 @@ REFUSED = {
     "two copies": ({**COPIES, "schedule": "chimera", "sync": {"mode": "local"}}, {}, ["chimera", "2 copies", "1f1b"]),
     "nothing to sum": ({"sync": {"compress": "top-k"}}, {}, ["top-k", "plan.dp = 1", '"none"']),
     "nothing summed": ({"dp": 2, "sync": {"mode": "local", "compress": "top-k"}}, {}, ["top-k", '"local"', '"bsp"']),
+    "cut samples": ({"dp": 2, "cp": 2, "sync": {"mode": "local"}}, {}, ['"local"', "plan.cp = 2", "plan.cp = 1"]),
     "shards summed": ({"dp": 2, "zero": 2, "sync": {"compress": "top-k"}}, {}, ["plan.zero = 2"]),
 }
 

@@ -12,10 +12,11 @@ from mpi4py import MPI
 from hpcpar.cli.main import main
 from hpcpar.nn.gradients import Gradients
 from hpcpar.run.executor import Executor
+from hpcpar.run.part import Part
 
 fault, rank, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 here = MPI.COMM_WORLD.Get_rank() == rank
-forward, backward, done = Executor._forward, Executor._backward, Gradients._done
+forward, backward, done, advance = Executor._forward, Executor._backward, Gradients._done, Part.advance
 now = [0]
 
 
@@ -43,7 +44,16 @@ def poisoned(self, layer, keys):
     return done(self, layer, keys)
 
 
+def drifting(self, version, *arguments):
+    """One weight of a replica goes its own way by one bit."""
+    advance(self, version, *arguments)
+    if fault == "drift" and here and version == step:
+        flat = self.weights_by_name()["norm.gain"]
+        flat.view("uint64" if flat.itemsize == 8 else "uint32")[-1] ^= 1
+
+
 other = {forward: failing, backward: noting}
 Executor._handlers = {k: other.get(h, h) for k, h in Executor._handlers.items()}
 Gradients._done = poisoned
+Part.advance = drifting
 sys.exit(main(sys.argv[4:]))

@@ -26,7 +26,6 @@ REFUSED = {
     "short corpus": ({"model__context": 7000}, 1, ["6000 tokens", "7000"]),
     "no corpus": ({"data__source": "/nowhere/at-all.txt"}, 1, ["/nowhere/at-all.txt"]),
     "vocabulary": ({"model__vocabulary": 100}, 1, ["100", "256"]),
-    "tensor parallel": ({"plan__tp": 2}, 2, ["plan.tp = 2"]),
     "sharded gradients in a pipeline": ({"plan__pp": 2, "plan__zero": 2}, 2, ["plan.zero = 2", "plan.pp = 2", "zero = 1"]),
     "asp and stages": ({"plan__pp": 2, "plan__sync": {"mode": "asp"}}, 2, ["asp", "pp = 2", "whole model"]),
     "ssp and versions": ({"plan__schedule": "pipedream-2bw", "plan__sync": {"mode": "ssp"}}, 1, ["ssp", "pipedream-2bw"]),
@@ -35,6 +34,15 @@ REFUSED = {
     "asp and compression": ({"plan__sync": {"mode": "asp", "compress": "top-k"}}, 1, ["top-k"]),
     "asp and an algorithm": ({"plan__sync": {"mode": "asp", "algorithm": "ring"}}, 1, ["ring"]),
     "staleness without ssp": ({"plan__sync": {"mode": "asp", "staleness": 2}}, 1, ["staleness = 2", "ssp"]),
+    "more ranks than positions": ({"plan__cp": 3, "model__context": 2}, 3, ["model.context = 2", "plan.cp = 3", "plan.cp <= 2"]),
+    "more ranks than heads": ({"plan__cp": 3, "plan__context": "ulysses"}, 3, ["model.heads = 2", "plan.cp = 3", "zig-zag"]),
+    "emulated cut samples": ({"plan__cp": 2, "train__emulate": {"F": 0.01}}, 2, ["train.emulate", "plan.cp = 2", "plan.cp = 1"]),
+    "more ranks than heads to cut a layer": ({"plan__tp": 4}, 4, ["heads = 2", "plan.tp = 4", "plan.tp <= 2"]),
+    "key/value heads over ranks": ({"plan__tp": 3, "model__heads": 8, "model__kv_heads": 2}, 3, ["kv_heads = 2", "tp = 3", "<= 2 or 4"]),
+    "inner width over ranks": ({"plan__tp": 2, "model__mlp_width": 1}, 2, ["mlp_width = 1", "plan.tp = 2"]),
+    "sequence alone": ({"plan__sequence": True}, 1, ["plan.sequence", "plan.tp = 1"]),
+    "emulated exchanges": ({"plan__tp": 2, "train__emulate": {"F": 0.1}}, 2, ["emulate", "plan.tp = 2"]),
+    "replicas without a drain": ({"plan__schedule": "pipedream", "train__check_replicas": 1}, 1, ["check_replicas = 1", "pipedream"]),
     "no GPU": ({"run__device": "cuda"}, 1, ["cuda"]),
 }
 

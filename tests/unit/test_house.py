@@ -231,6 +231,19 @@ def test_every_update_rule_is_in_its_registry() -> None:
     assert rules and rules == set(OPTIMIZERS.values())
 
 
+def test_every_gate_is_in_its_registry() -> None:
+    from typing import get_args, get_type_hints
+
+    from hpcpar.config import Moe
+    from hpcpar.nn.describe import ROUTERS
+    from hpcpar.nn.gates import GATES
+
+    gates = [module for module in folder("nn.gates") if hasattr(module, "choose")]
+    assert gates and sorted(g.__name__ for g in gates) == sorted(g.__name__ for g in GATES.values())
+    assert set(GATES) == set(get_args(get_type_hints(Moe)["gate"]))
+    assert {name: gate.ROUTER for name, gate in GATES.items()} == {name: ROUTERS.get(name, ("router",)) for name in GATES}
+
+
 def test_no_module_is_forgotten() -> None:
     """Every module is imported by another one, or is found by name: a verb, or a program of its own."""
     wanted = {name for module, path in NAMES.items() for _, name in imports(path, module)}

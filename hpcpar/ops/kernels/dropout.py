@@ -25,3 +25,10 @@ def drop(x, y, low, k0, k1, threshold, scale):
     for i in range(x.size):
         h = _mix(U(_mix(U(U(a + U(i)) ^ k)) + m))
         y[i] = x[i] * factor if h >= limit else zero
+
+
+@kernel()
+def drop_rows(x, y, k0, k1, threshold, scale):
+    """y (A, F) = scale x where the hash of f under the keys of the row is at least the threshold, else 0; k0, k1 (A,)."""
+    for r in range(x.shape[0]):
+        drop(x[r], y[r], 0, k0[r], k1[r], threshold, scale)

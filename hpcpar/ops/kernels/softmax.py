@@ -37,14 +37,17 @@ def _dot(a, b):
 
 
 @kernel()
-def tile_forward(s, lse, first, scale):
-    """s (n, R, C) scores of rows first .. first + R -> probabilities in place; lse (n, T) is written at these rows."""
+def tile_forward(s, lse, row0, first, scale):
+    """s (n, R, C) scores of rows row0 .. row0 + R -> probabilities in place; lse (n, T) is written at these rows.
+
+    Row t sees columns 0 .. first + t.
+    """
     number = s.dtype.type
     factor, hidden = number(scale), number(-np.inf)
     for n in range(s.shape[0]):
         for r in range(s.shape[1]):
             row = s[n, r]
-            row[first + r + 1 :] = hidden
+            row[first + row0 + r + 1 :] = hidden
             shift = -(_largest(row) * factor)
             for i in range(row.size):
                 row[i] = exp(fma(row[i], factor, shift))
@@ -52,22 +55,43 @@ def tile_forward(s, lse, first, scale):
             share = number(1) / total
             for i in range(row.size):
                 row[i] *= share
-            lse[n, first + r] = np.log(total) - shift
+            lse[n, row0 + r] = np.log(total) - shift
 
 
 @kernel()
-def tile_backward(s, dp, lse, d, first, scale):
-    """s (n, R, C) scores -> p, dp -> ds = p (dp - d) scale, in place; lse, d (n, T)."""
+def tile_backward(s, dp, lse, d, row0, first, scale):
+    """s (n, R, C) scores of rows row0 .. row0 + R -> p, dp -> ds = p (dp - d) scale, in place; lse, d (n, T)."""
     factor, hidden = s.dtype.type(scale), s.dtype.type(-np.inf)
     for n in range(s.shape[0]):
         for r in range(s.shape[1]):
             row, to = s[n, r], dp[n, r]
-            row[first + r + 1 :] = hidden
-            shift, dot = -lse[n, first + r], d[n, first + r]
+            row[first + row0 + r + 1 :] = hidden
+            shift, dot = -lse[n, row0 + r], d[n, row0 + r]
             for i in range(row.size):
                 p = exp(fma(row[i], factor, shift))
                 row[i] = p
                 to[i] = (to[i] - dot) * (p * factor)
+
+
+@kernel()
+def merge(out, part, ob, ot, oh, pb, pt, ph, lse, other, lb, lh, eb, eh, samples, rows, heads, width):
+    """out, part: spans of (B, R, H, K), strides (ob, ot, oh, 1), (pb, pt, ph, 1); lse, other: of (B, H, R), (lb, lh, 1), (eb, eh, 1)."""
+    zero, nothing = out.dtype.type(0), out.dtype.type(-np.inf)
+    for n in range(samples):
+        for h in range(heads):
+            for t in range(rows):
+                mine, theirs = lse[n * lb + h * lh + t], other[n * eb + h * eh + t]
+                top = max(mine, theirs)
+                a, b = zero, zero
+                if top > nothing:
+                    a, b = exp(mine - top), exp(theirs - top)
+                    total = a + b
+                    a, b = a / total, b / total
+                    lse[n * lb + h * lh + t] = top + np.log(total)
+                i, j = n * ob + t * ot + h * oh, n * pb + t * pt + h * ph
+                to, of = out[i : i + width], part[j : j + width]
+                for x in range(width):
+                    to[x] = a * to[x] + b * of[x]
 
 
 @kernel()
@@ -133,3 +157,36 @@ def loss_backward(logits, lse, labels, scale):
         for i in range(row.size):
             row[i] = exp((row[i] - high) - low) * factor
         row[labels[r]] -= factor
+
+
+@kernel()
+def part_totals(logits, top, totals):
+    """logits (N, V') of a slice of the vocabulary, top (N,) -> totals (N,) float64, the sums of e^(logit - top)."""
+    v, number = logits.shape[1], logits.dtype.type
+    e = np.empty(min(v, BLOCK), logits.dtype)
+    for r in range(logits.shape[0]):
+        row, shift, total = logits[r], number(-top[r]), 0.0
+        for a in range(0, v, BLOCK):
+            part = e[: min(BLOCK, v - a)]
+            _exponentials(row[a : a + part.size], shift, part)
+            total += _sum(part)
+        totals[r] = total
+
+
+@kernel()
+def part_backward(logits, lse, labels, first, scale):
+    """`loss_backward` of a slice that begins at `first`: the label counts only where it lies in the slice."""
+    number = logits.dtype.type
+    factor = number(scale)
+    for r in range(logits.shape[0]):
+        row = logits[r]
+        if labels[r] < 0:
+            row[:] = number(0)
+            continue
+        high = number(lse[r])
+        low = number(lse[r] - high)
+        for i in range(row.size):
+            row[i] = exp((row[i] - high) - low) * factor
+        mine = labels[r] - first
+        if 0 <= mine < row.size:
+            row[mine] -= factor

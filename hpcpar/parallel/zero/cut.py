@@ -19,7 +19,11 @@ SLOTS = 2  # arrays of which one is in use and one on its way; a part of a layer
 def shards_of(at: FlatMap, zero: int, tied: bool, sync: Sync, itemsize: int, owners: int) -> Shards:
     """The shards of a stage; `tied` says that the model ties the embedding and the head, wherever the two are."""
     layers = [_own(at, layer) for layer in range(len(at.layers))]
-    runs = layers if zero == 3 else [[span for own in layers for span in own]]
+    if zero < 3:
+        every = sorted(span for own in layers for span in own)
+        runs = [run for run in ([s for s in every if s[1] <= at.border], [s for s in every if s[0] >= at.border]) if run]
+    else:
+        runs = layers
     return Shards.of(runs, tied_span(at, tied), itemsize, sync.bucket_mb * 1e6, sync.first_bucket_mb * 1e6, owners)
 
 

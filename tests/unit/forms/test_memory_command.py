@@ -77,3 +77,40 @@ def test_versions_and_states_multiply():
     first, last = of(schedule="pipedream-2bw", microbatches=2, pp=2, dp=2, zero=1)  # two versions on the first stage, two sums on both
     assert (first.stages, first.formula, last.formula) == ([0], "16Ψ + 8Ψ/N", "12Ψ + 8Ψ/N")
     assert first.kinds["parameters"] == 2 * 4 * first.elements and last.kinds["parameters"] == 4 * last.elements
+
+
+@pytest.mark.parametrize(
+    ("sequence", "recompute", "widths"), [(False, "none", 4 + 12 / 2), (True, "none", 16 / 2), (False, "full", 1), (True, "full", 1 / 2)]
+)
+def test_activations_beside_the_closed_form(described, capsys, sequence, recompute, widths):
+    """e s b h (4 + 12 / t) a block, times the microbatches in flight on each rank."""
+    sets = {"pp": 3, "tp": 2, "microbatches": 4, "sequence": str(sequence).lower(), "recompute": recompute}
+    words = [w for k, v in sets.items() for w in ("--set", f"plan.{k}={v}")]
+    assert main(["memory", str(described), "--json", *words]) == 0
+    rows = [r for r in json.loads(capsys.readouterr().out) if 0 in r["ranks"] or 2 in r["ranks"] or 4 in r["ranks"]]
+    n, plane = 6 * 8, 6 * 8 * 16 * 4  # 6 samples of 8 positions, width 16, float32
+    for stage, (row, flight) in enumerate(zip(rows, (3, 2, 1), strict=True)):
+        found = row["activations"]
+        assert found["microbatches"] == {str(stage): flight}
+        assert found["formula_bytes"] == flight * plane * widths
+        beside = 0 if recompute == "full" else found["blocks"]["log-sum-exp"] + found["blocks"]["norm statistics"]
+        assert sum(found["blocks"].values()) - beside == found["formula_bytes"]
+        assert beside == (0 if recompute == "full" else flight * 4 * (n * 1 + 4 * n // (2 if sequence else 1)))
+        assert found["total_bytes"] == sum(found["blocks"].values()) + sum(found["ends"].values())
+    assert main(["memory", str(described), *words]) == 0
+    said = capsys.readouterr().out
+    assert "microbatches in flight: 3 of stage 0" in said and ("MLP" in said) == (recompute == "none")
+
+
+def test_activations_of_cut_samples_and_chunks(described, capsys):
+    """Ranks of a ring with unequal pieces are told apart; a rank with two chunks has both in flight."""
+    assert main(["memory", str(described), "--json", "--set", "plan.cp=3", "--set", "plan.context=ring"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [r["ranks"] for r in rows] == [[0, 1], [2]]  # 3, 3 and 2 of 8 positions
+    assert rows[0]["activations"]["total_bytes"] * 2 == rows[1]["activations"]["total_bytes"] * 3
+    assert rows[0]["activations"]["formula"] == "e·(s/3)·b·h·(4 + 12/1)"
+    sets = ("plan.pp=2", "plan.chunks=2", "plan.schedule=interleaved", "plan.microbatches=4", "model.layers=4")
+    assert main(["memory", str(described), "--json", *(w for s in sets for w in ("--set", s))]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["activations"]["microbatches"] == {"0": 4, "2": 1}  # 2 (p - r - 1) + (v - 1) p before the first backward, and one
+    assert second["activations"]["microbatches"] == {"1": 2, "3": 1}

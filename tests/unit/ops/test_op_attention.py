@@ -134,13 +134,13 @@ def test_kernels_equal_array_text(random, r, first, dtype, limit):
     s, dp = 3 * random.standard_normal((2, 1, 2, 3, r, columns)).astype(dtype)
     d, (lse, lse2) = random.standard_normal((1, 6, 110)).astype(dtype), np.zeros((2, 1, 6, 110), dtype)
     p, p2 = s.copy(), s.astype(np.float64)
-    attention._softmax(p, lse, rows, 0.3)
+    attention._softmax(p, lse, rows, 0, 0.3)
     wide = lse2.astype(np.float64)
-    attention.softmax_array(p2, wide, rows, 0.3)
+    attention.softmax_array(p2, wide, rows, 0, 0.3)
     assert distance(p, p2) < limit and distance(lse, wide) < limit and not p[..., np.triu(np.ones((r, columns), bool), first + 1)].any()
     ds, ds2, again = dp.copy(), dp.astype(np.float64), s.astype(np.float64)
-    attention._softmax_backward(s, ds, lse, d, rows, 0.3)
-    attention.softmax_backward_array(again, ds2, wide, d.astype(np.float64), rows, 0.3)
+    attention._softmax_backward(s, ds, lse, d, rows, 0, 0.3)
+    attention.softmax_backward_array(again, ds2, wide, d.astype(np.float64), rows, 0, 0.3)
     assert distance(s, again) < 3 * limit and distance(ds, ds2) < 3 * limit
 
 
