@@ -13,7 +13,7 @@ from test_resume import forget_the_end, train
 
 from hpcpar import checkpoint, config, trace
 from hpcpar.forms import tensor
-from hpcpar.forms.activations import stage_bytes
+from hpcpar.forms.activations import Shape, stage_items
 from hpcpar.nn.describe import layers
 from hpcpar.trace.schema import Axis, Kind, Operation
 
@@ -68,8 +68,8 @@ def test_the_trace_holds_what_the_forms_say(tmp_path, sequence):
         assert got == Counter({k: 4 * n for k, n in want.items()}) + tensor.sent_shared(pieces, 8)
         memory = found.memory(rank)
         stash = memory["bytes"][(memory["kind"] == b"stash") & (memory["step"] == 1)]
-        items = stage_bytes(c.model, c.plan, c.train, samples, 0, 1, rank)
-        assert stash.max() == sum(items.values())
+        items = stage_items(pieces, Shape.of(c.model, c.plan, c.train, samples, rank))
+        assert stash.max() == items.total()
         assert found.description["activations"][0][rank] == items
 
 
