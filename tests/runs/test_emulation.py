@@ -19,7 +19,7 @@ from hpcpar.schedule.lower import lower
 from hpcpar.trace.schema import PIPELINE
 
 UNIT_S = 0.03  # F, I and W
-OFTEN = ("1f1b", "interleaved", "zb-v", "dualpipe", "pipedream", "pipedream-2bw")  # the others: make test-long
+OFTEN = ("1f1b", "interleaved", "zb-v", "dualpipe", "pipedream-2bw")  # the others: make test-long
 
 
 def undisturbed(test):
