@@ -1,6 +1,7 @@
 """Why stages should not hold equally many blocks: a model with a costly head, cut evenly and by the partition.
 
-    python analysis/uneven.py [--out DIR]        about a minute on two cores
+    python analysis/uneven.py RUN RUN ... [--png F]               runs of pipelines that differ in plan.pp and plan.stages
+    python analysis/uneven.py --make [--out DIR] [--steps N] [--png F]      about a minute on two cores
 
 The model is profiled on this machine and partitioned without replicas. Every cut is then timed three times: by the clock of 1F1B with the
 profile's times, by ranks that sleep those times while all messages, sums and updates are real, and, on two ranks, by plain training.
@@ -8,55 +9,54 @@ profile's times, by ranks that sleep those times while all messages, sums and up
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+import runs
+import script
 
-from hpcpar import config
+from hpcpar import config, trace
+from hpcpar.analyse.steps import steps as steps_of
+from hpcpar.draw.saving import save
+from hpcpar.errors import PlanError
 from hpcpar.layer_times import LayerTimes
 from hpcpar.measure.profile import profile
 from hpcpar.nn.describe import cut_stages
 from hpcpar.plan.costs import Layers, Level
 from hpcpar.plan.partition import partition
 from hpcpar.plan.predict import stage_times, step_timing
-from hpcpar.run.output import read_metrics
 
-MODEL = {"layers": 6, "width": 128, "heads": 4, "vocabulary": 4096, "context": 64, "tied": False}
+STEPS = 12
 DESCRIPTION: dict[str, Any] = {
-    "model": MODEL,
+    "model": {"layers": 6, "width": 128, "heads": 4, "vocabulary": 4096, "context": 64, "tied": False},
     "plan": {"schedule": "1f1b", "microbatches": 8},
-    "train": {"batch": 32, "steps": 12},
+    "train": {"batch": 32},
     "data": {"held_out": 0.0},
     "run": {"threads": 1},
 }
 RANKS = (2, 4)
 MEASURED_RANKS = 2  # as many as there are cores
 WARM_UP = 2  # steps
+TIMES = ("slowest_s", "predicted_s", "emulated_s", "measured_s")
 
 
-def main() -> None:
-    """Profile, partition, run and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="keep the profile and the runs here")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = args.out or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        described = config.build(DESCRIPTION)
-        times = profile(described)
-        times.write(folder / "profile.toml")
-        config.save(described, folder / "run.toml")
-        rows = [row(folder, described, times, ranks, name, blocks) for ranks in RANKS for name, blocks in cuts(described, times, ranks)]
-    report(times, rows)
+def make(folder: Path, steps: int) -> list[Path]:
+    """Profile and partition; then each cut asleep, and awake where there are cores for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    described = config.build(DESCRIPTION)
+    times = profile(described)
+    times.write(folder / "profile.toml")
+    asleep = {"emulate": {"profile": str((folder / "profile.toml").resolve())}}
+    made = []
+    for ranks in RANKS:
+        for name, blocks in cuts(described, times, ranks):
+            tables = {**DESCRIPTION, "plan": {**DESCRIPTION["plan"], "pp": ranks, "stages": blocks}}
+            made.append(runs.train(folder, f"asleep {ranks} {name}", {**tables, "train": {**tables["train"], **asleep}}, steps))
+            if ranks == MEASURED_RANKS:
+                made.append(runs.train(folder, f"awake {ranks} {name}", tables, steps))
+    return made
 
 
 def cuts(described: config.Config, times: LayerTimes, ranks: int) -> list[tuple[str, list[int]]]:
@@ -66,57 +66,69 @@ def cuts(described: config.Config, times: LayerTimes, ranks: int) -> list[tuple[
     return [("even", even), ("partition", partition(Layers.of(times), (level,), straight=True).blocks)]
 
 
-def row(folder: Path, described: config.Config, times: LayerTimes, ranks: int, name: str, blocks: list[int]) -> dict[str, Any]:
-    """The three times of a cut, s a step."""
-    by_stage = stage_times(times, blocks)
-    stages = [sum(t) for t in zip(by_stage.F, by_stage.I, by_stage.W, strict=True)]  # type: ignore[arg-type]
-    plan = [f"plan.pp={ranks}", f"plan.stages={blocks}"]
-    asleep = f'train.emulate={{profile = "{(folder / "profile.toml").resolve()}"}}'
-    return {
-        "ranks": ranks,
-        "cut": name,
-        "blocks": blocks,
-        "slowest_s": max(stages),
-        "predicted_s": step_timing(times, described, blocks).makespan,
-        "emulated_s": trained(folder, f"emulated-{ranks}-{name}", ranks, [*plan, asleep]),
-        "measured_s": trained(folder, f"measured-{ranks}-{name}", ranks, plan) if ranks == MEASURED_RANKS else None,
-    }
+def rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """A row a cut: ranks, blocks, and the times of a step, s; raises PlanError for a run without a profile beside it."""
+    found: dict[tuple[int, ...], dict[str, Any]] = {}
+    for folder in folders:
+        opened = trace.open(folder)
+        described = config.build(opened.description["config"])
+        emulate, p = described.train.emulate, described.plan.pp
+        blocks = [sum(layer.kind == "block" for layer in stage) for stage in cut_stages(described.model, described.plan.stages, p)]
+        even = [sum(layer.kind == "block" for layer in stage) for stage in cut_stages(described.model, "even", p)]
+        row = found.setdefault(tuple(blocks), {"ranks": p, "cut": "even" if blocks == even else "partition", "blocks": blocks})
+        if emulate and emulate.profile:
+            times = LayerTimes.read(emulate.profile)
+            by_stage = stage_times(times, blocks)
+            row["slowest_s"] = max(sum(t) for t in zip(by_stage.F, by_stage.I, by_stage.W, strict=True))  # type: ignore[arg-type]
+            row["predicted_s"] = step_timing(times, described, blocks).makespan
+        row["emulated_s" if described.train.asleep else "measured_s"] = statistics.median(steps_of(opened).seconds[WARM_UP:])
+    if not any("predicted_s" in r for r in found.values()):
+        raise PlanError("none of these runs slept the times of a profile; nothing can be predicted of them")
+    return sorted(({**dict.fromkeys(TIMES), **r} for r in found.values()), key=lambda r: (r["ranks"], r["cut"]))
 
 
-def trained(folder: Path, name: str, ranks: int, settings: list[str]) -> float:
-    """The median step of a run, s, without its first steps."""
-    beside = Path(sys.executable).with_name("mpirun")
-    launcher = str(beside) if beside.exists() else shutil.which("mpirun") or "mpirun"
-    out = folder / name
-    shutil.rmtree(out, ignore_errors=True)
-    options = [word for s in settings for word in ("--set", s)]
-    command = [launcher, "-n", str(ranks), sys.executable, "-m", "hpcpar", "train", str(folder / "run.toml"), "--out", str(out), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    return statistics.median(line["seconds"] for line in read_metrics(out)[WARM_UP:])
+def gain(found: Sequence[dict[str, Any]], ranks: int, name: str) -> float | None:
+    """How many times faster the partition is than the even cut; None where one of them is not known."""
+    by_cut = {r["cut"]: r[name] for r in found if r["ranks"] == ranks}
+    even, cut = by_cut.get("even"), by_cut.get("partition")
+    return even / cut if even and cut else None
 
 
-def report(times: LayerTimes, rows: list[dict[str, Any]]) -> None:
-    """Print the table: ms, and what the partition gains on the even cut above it."""
-    console = Console(highlight=False, markup=False)
-    block = statistics.mean(layer.compute_s for layer in times.layers[1:-1])
-    console.print(
-        f"{len(times.layers) - 2} blocks of {1e3 * block:.2f} ms a microbatch (F + I + W); "
-        f"the embedding is {times.layers[0].compute_s / block:.2f} blocks, the head {times.layers[-1].compute_s / block:.2f}; "
-        f"1F1B, {DESCRIPTION['plan']['microbatches']} microbatches; ms a step"
+def finding(found: Sequence[dict[str, Any]]) -> str:
+    """What the partition gains, as predicted and as it was."""
+    said = []
+    for ranks in sorted({r["ranks"] for r in found}):
+        known = {n.removesuffix("_s"): g for n in TIMES[1:] if (g := gain(found, ranks, n)) is not None}
+        if known:
+            said.append(f"on {ranks} ranks " + ", ".join(f"{g:.2f} times {n}" for n, g in known.items()))
+    return f"The partition is faster than the even cut: {'; '.join(said) or 'not known'}"
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """A line a cut, ms a step."""
+    lines = [[r["cut"], str(r["blocks"]), str(r["ranks"]), *(script.number(r[t], "{:.1f}", 1e3) for t in TIMES)] for r in found]
+    return script.markdown(
+        ("cut", "blocks a stage", "ranks", "slowest stage, ms", "predicted, ms", "emulated, ms", "measured, ms"), lines, 2
     )
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("ranks", "cut", "blocks", "slowest", "predicted", "emulated", "measured"):
-        table.add_column(name, justify="left" if name in ("cut", "blocks") else "right", no_wrap=True)
-    columns = ("slowest_s", "predicted_s", "emulated_s", "measured_s")
-    for i, r in enumerate(rows):
-        table.add_row(str(r["ranks"]), r["cut"], str(r["blocks"]), *("-" if r[c] is None else f"{1e3 * r[c]:.1f}" for c in columns))
-        if i % 2:
-            gains = ["-" if r[c] is None else f"{rows[i - 1][c] / r[c]:.2f} x" for c in columns]
-            table.add_row("", "faster by", "", *gains, end_section=i + 1 < len(rows))
-    console.print(table)
+
+
+def picture(found: Sequence[dict[str, Any]], path: Path) -> None:
+    """Three bars a cut: predicted, emulated, measured."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for i, (name, colour, hatch) in enumerate(zip(TIMES[1:], ("#ffffff", "#bcd7f0", "#f2a65a"), ("", "////", ""), strict=True)):
+        known = [(k + 0.27 * (i - 1), 1e3 * r[name]) for k, r in enumerate(found) if r[name] is not None]
+        axes.bar(
+            [x for x, _ in known], [y for _, y in known], 0.25, color=colour, hatch=hatch, edgecolor="black", label=name.removesuffix("_s")
+        )
+    axes.set_xticks(range(len(found)), [f"{r['cut']}\n{r['blocks']}" for r in found], fontsize=9)
+    axes.set_ylabel("ms a step")
+    axes.legend(frameon=False, fontsize=9)
+    axes.set_title(finding(found), fontsize=8)
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main()
+    script.main(script.this())

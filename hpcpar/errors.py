@@ -12,3 +12,14 @@ class PlanError(Exception):
 
 class Aborted(Exception):
     """This rank stops because another one failed; the other one has said why."""
+
+
+REQUEUE = 85  # exit code: stopped by a signal after a checkpoint; start again with --resume
+
+
+class Ended(Exception):
+    """The run ends before its last step, on all ranks together; the message is the reason, `code` the exit code."""
+
+    def __init__(self, reason: str, code: int = 1):
+        super().__init__(reason)
+        self.code = code

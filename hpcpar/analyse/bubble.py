@@ -53,6 +53,25 @@ def bubble(trace: Trace, found: Steps) -> dict[str, Any] | None:
     return {**out, "closed_form": _closed(described) if described and synchronous else None, "clock": predicted}
 
 
+def mean_times(trace: Trace, found: Steps) -> Times:
+    """F, I and W of a microbatch on a rank, means over all ranks and measured steps in s; halves of B where it is not split, and all 1
+    where nothing was measured."""
+    total = dict.fromkeys((Kind.F, Kind.I, Kind.W, Kind.B), 0)
+    measured = found.numbers[found.measured]
+    forwards = 0
+    for rank in trace.present:
+        events = training(trace.events(rank))
+        events = events[np.isin(events["step"], measured)]
+        forwards += int(np.count_nonzero(events["kind"] == Kind.F))
+        for kind in total:
+            total[kind] += int((events["end"] - events["start"])[events["kind"] == kind].sum())
+    if not forwards or not total[Kind.F]:
+        return Times()
+    half = total[Kind.B] / 2
+    f, i, w = (t / forwards / 1e9 for t in (total[Kind.F], total[Kind.I] + half, total[Kind.W] + half))
+    return Times(F=f, I=i, W=w)
+
+
 class StageMeans:
     """Mean times in s of F, I, W and B by stage."""
 
@@ -79,14 +98,11 @@ def _spans(events: np.ndarray, steps: np.ndarray | None) -> tuple[Sequence[float
     """Span and busy time in ns of a rank in each step; all of it as one where steps is None."""
     if steps is None:
         return [float(events["end"].max() - events["start"].min())], [float(spans.length(spans.of(events)))]
-    events = events[np.argsort(events["step"], kind="stable")]
+    found, which = np.unique(events["step"], return_inverse=True)
+    place = np.searchsorted(steps, found)
     cost, work = np.zeros(len(steps)), np.zeros(len(steps))
-    first, stop = (np.searchsorted(events["step"], steps, side=side) for side in ("left", "right"))
-    for i, (a, b) in enumerate(zip(first.tolist(), stop.tolist(), strict=True)):
-        if a < b:
-            mine = events[a:b]
-            cost[i] = mine["end"].max() - mine["start"].min()
-            work[i] = spans.length(spans.of(mine))
+    first, busy = spans.by_group(spans.of(events), which, len(found))
+    cost[place], work[place] = first[:, 1] - first[:, 0], busy
     return cost.tolist(), work.tolist()
 
 

@@ -29,12 +29,14 @@ def overlap(trace: Trace, found: Steps) -> list[dict[str, Any]]:
     for rank in trace.present if len(measured) else ():
         events = training(trace.events(rank))
         events = events[np.isin(events["step"], measured)]
-        waits, computes = spans.of(events, Kind.WAIT), spans.of(events, *COMPUTE)
+        waits = spans.union(spans.of(events, Kind.WAIT))
+        serial = spans.union(spans.of(events, *COMPUTE), waits)
+        computed = spans.length(serial) - spans.length(waits)
         row: dict[str, Any] = {"rank": rank}
         for channel, kinds in CHANNELS.items():
-            calls = spans.of(events, *kinds)
+            calls = spans.union(spans.of(events, *kinds))
             under = spans.length(calls)
-            hidden = spans.common(calls, spans.union(computes, waits)) - spans.common(calls, waits)
+            hidden = computed - spans.length(calls, serial) + spans.length(calls, waits) if under else 0  # |c & serial| - |c & waits|
             row[f"{channel}_s"] = under / len(measured) / 1e9
             row[f"{channel}_hidden"] = hidden / under if under else None
         out.append(row)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hpcpar.analyse import spans
+from hpcpar.analyse.step_time import StepTime
 from hpcpar.analyse.steps import Steps, training
 from hpcpar.trace import Trace
 from hpcpar.trace.schema import Kind, Operation
@@ -36,36 +37,35 @@ NAMES = ("F", "I", "W", "B", "recompute", "update", "send_receive", "collective"
 
 def shares(trace: Trace, found: Steps) -> list[dict[str, Any]]:
     """For each readable rank: `rank`, a share for each of NAMES, their sum `compute`, and the three parts of `wait`."""
-    windows = found.windows[found.measured]
-    total = spans.length(windows)
-    return [{"rank": rank, **_of_rank(training(trace.events(rank)), windows, total)} for rank in trace.present] if total else []
+    time = StepTime(found.windows[found.measured])
+    return [{"rank": rank, **within(training(trace.events(rank)), time, time.total)} for rank in trace.present] if time.total else []
 
 
-def blocking(events: np.ndarray, *kinds: int) -> np.ndarray:
-    """The spans of communication calls during which the rank neither computed nor waited."""
-    serial = spans.of(events, *ORDER.values(), Kind.WAIT)
-    calls = spans.of(events, *kinds)
-    return calls[~spans.touches(calls, serial)]
-
-
-def _of_rank(events: np.ndarray, windows: np.ndarray, total: int) -> dict[str, float]:
-    waits = events[events["kind"] == Kind.WAIT]
-    messages = waits["peer"] >= 0  # a collective has no peer
-    copies = np.isin(waits["operation"], (Operation.TO_DEVICE, Operation.TO_HOST))
+def within(events: np.ndarray, time: StepTime, total: int) -> dict[str, float]:
+    """What a rank did within the windows of `time`, as shares of `total` ns; `idle` is what is left of that."""
+    kind, whole = np.ascontiguousarray(events["kind"]), spans.of(events)
+    inside = time.at(whole)  # the time between windows takes none, so that lengths are those within them
+    waits = np.flatnonzero(kind == Kind.WAIT)
+    messages = events["peer"][waits] >= 0  # a collective has no peer
+    copies = np.isin(events["operation"][waits], (Operation.TO_DEVICE, Operation.TO_HOST))
+    calls = np.flatnonzero((kind == Kind.SEND) | (kind == Kind.RECEIVE) | (kind == Kind.COLLECTIVE))
+    serial = whole[np.isin(kind, (*ORDER.values(), Kind.WAIT))]
+    calls = calls[~spans.touches(whole[calls], serial)]  # blocking
+    collectives = kind[calls] == Kind.COLLECTIVE
     layers = {
-        "wait_messages": spans.of(waits[messages]),
-        "wait_copies": spans.of(waits[copies]),
-        "wait_collectives": spans.of(waits[~messages & ~copies]),
-        **{name: spans.of(events, kind) for name, kind in ORDER.items()},
-        "collective": blocking(events, Kind.COLLECTIVE),
-        "send_receive": blocking(events, Kind.SEND, Kind.RECEIVE),
-        "copy": spans.of(events, Kind.COPY),
-        "io": spans.of(events, Kind.IO),
+        "wait_messages": waits[messages],
+        "wait_copies": waits[copies],
+        "wait_collectives": waits[~messages & ~copies],
+        **{name: np.flatnonzero(kind == k) for name, k in ORDER.items()},
+        "collective": calls[collectives],
+        "send_receive": calls[~collectives],
+        "copy": np.flatnonzero(kind == Kind.COPY),
+        "io": np.flatnonzero(kind == Kind.IO),
     }
     out, covered, so_far = {}, spans.EMPTY, 0
-    for name, layer in layers.items():
-        covered = spans.union(covered, layer)
-        reached = spans.common(covered, windows)
+    for name, rows in layers.items():
+        covered = spans.union(covered, inside[rows]) if len(rows) else covered
+        reached = int((covered[:, 1] - covered[:, 0]).sum()) if len(rows) else so_far
         out[name] = (reached - so_far) / total
         so_far = reached
     out["wait"] = out["wait_messages"] + out["wait_collectives"] + out["wait_copies"]

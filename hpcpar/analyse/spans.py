@@ -12,27 +12,50 @@ import numpy as np
 
 def of(events: np.ndarray, *kinds: int) -> np.ndarray:
     """The spans (n, 2) of the events of the given kinds; of all events without any."""
-    chosen = events[np.isin(events["kind"], kinds)] if kinds else events
-    return np.stack([chosen["start"], np.maximum(chosen["start"], chosen["end"])], axis=1)
+    if kinds:
+        kind = events["kind"]
+        rows = np.flatnonzero(kind == kinds[0] if len(kinds) == 1 else np.isin(kind, kinds))
+        start, end = events["start"][rows], events["end"][rows]
+    else:
+        start, end = events["start"], events["end"]
+    return np.stack([start, np.maximum(start, end)], axis=1)
 
 
 def union(*sets: np.ndarray) -> np.ndarray:
     """The sets together as disjoint spans in ascending order (n, 2)."""
-    spans = np.concatenate(sets)
-    spans = spans[spans[:, 0] < spans[:, 1]]
-    if not len(spans):
-        return spans
-    spans = spans[np.argsort(spans[:, 0], kind="stable")]
-    reached = np.maximum.accumulate(spans[:, 1])
-    first = np.flatnonzero(np.concatenate([[True], spans[1:, 0] > reached[:-1]]))
-    last = np.append(first[1:] - 1, len(spans) - 1)
-    return np.stack([spans[first, 0], reached[last]], axis=1)
+    start, end = np.concatenate(sets).T if len(sets) > 1 else sets[0].T
+    there = start < end
+    start, end = start[there], end[there]
+    if not len(start):
+        return EMPTY
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reached = np.maximum.accumulate(end)
+    first = np.flatnonzero(np.concatenate([[True], start[1:] > reached[:-1]]))
+    last = np.append(first[1:] - 1, len(start) - 1)
+    return np.stack([start[first], reached[last]], axis=1)
 
 
 def length(*sets: np.ndarray) -> int:
     """The time that the sets cover together, each instant once, in ns."""
     together = union(*sets)
     return int((together[:, 1] - together[:, 0]).sum())
+
+
+def by_group(spans: np.ndarray, group: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each group, which of `spans` (n, 2) are in it by `group` (n,): first start and last end (groups, 2), and the time that they
+    cover, each instant once, in ns (groups,). Every group has a span.
+    """
+    order = np.argsort(group, kind="stable")
+    spans, group = spans[order], group[order]
+    at = np.searchsorted(group, np.arange(groups))
+    reach = np.stack([np.minimum.reduceat(spans[:, 0], at), np.maximum.reduceat(spans[:, 1], at)], axis=1)
+    lengths = reach[:, 1] - reach[:, 0]
+    apart = np.concatenate([[0], np.cumsum(lengths[:-1] + 1)])  # the groups one behind the other, so that no two touch
+    together = union(spans + (apart - reach[:, 0])[group][:, None])
+    whose = np.searchsorted(apart, together[:, 0], side="right") - 1
+    return reach, np.bincount(whose, together[:, 1] - together[:, 0], groups).astype(np.int64)
 
 
 def common(a: np.ndarray, b: np.ndarray) -> int:

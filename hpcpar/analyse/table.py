@@ -5,15 +5,23 @@ Up to ROWS ranks each have a row; above, the least, the mean and the most of eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from hpcpar.analyse.efficiency_table import efficiency_tables, factors, scaling_table
+from hpcpar.analyse.experts_table import exchange_tables, experts_tables
+from hpcpar.analyse.grid import grid, size
+from hpcpar.analyse.scaling import scaling
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
 ROWS = 16
+RUNS = 4  # beside each other
 COLUMNS = 10
+COSTS = 4  # findings of the diagnosis; --json and --html have all
 SHARES = {
     "compute": "all\ncomp",
     "F": "F",
@@ -54,20 +62,21 @@ WORKERS = {
 ALWAYS = ("compute", "F", "B", "send_receive", "collective", "wait_messages", "wait_collectives", "idle")
 
 
-def tables(report: dict[str, Any]) -> list[RenderableType]:
-    """What `hpcpar analyse DIR` prints, one table or line after the other."""
+def tables(report: dict[str, Any], detail: bool = False) -> list[RenderableType]:
+    """What `hpcpar analyse DIR` prints, one table or line after the other; with `detail` longer lists and more of them."""
     out: list[RenderableType] = [f"{report['run']['folder']}: {plan_line(report)}"]
-    for rank, why in report["run"]["missing"].items():
-        out.append(f"rank {rank} is left out: {why}")
-    out.append(_facts([("", report)]))
+    out += [*report["run"]["gaps"], _facts([("", report)])]
+    out += _costs(report["diagnosis"])
     if report["shares"]:
         out += _by_rank(LEGEND, report["shares"], _share_columns(report["shares"]), _percent)
         columns = {k: title for k, title in OVERLAP.items() if not k.startswith("copy") or any(row["copy_s"] for row in report["overlap"])}
         out += _by_rank("communication under way in a step, ms, and what compute hides of it, %", report["overlap"], columns, _overlap)
+    out += efficiency_tables(report, detail)
     if any(row["staleness_mean"] is not None for row in report["workers"]):
         out += _by_rank("workers, each by its own clock", report["workers"], WORKERS, _worker)
     if report["volumes"]["operations"]:
         out += _volumes(report["volumes"]["operations"])
+    out += [*experts_tables(report["experts"]), *exchange_tables(report["exchange"])]
     kinds = sorted({kind for row in report["memory"] for kind in row if kind != "rank"})
     if kinds:
         titles = {kind: kind.replace(" ", "\n") for kind in kinds}
@@ -75,12 +84,27 @@ def tables(report: dict[str, Any]) -> list[RenderableType]:
     return out
 
 
-def compared(reports: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """What `hpcpar analyse DIR DIR...` prints: a column a run."""
+def _costs(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The costliest findings of the diagnosis, and what would change them."""
+    if found:
+        yield "what costs most of a step, and what would change it"
+    for row in found[:COSTS]:
+        text = f"{row['share']:6.1%}  {row['sentence']}. Try: {row['setting']}"
+        yield textwrap.fill(text, 80, subsequent_indent=" " * 8, break_on_hyphens=False)
+    if found:
+        yield ""
+
+
+def compared(reports: Sequence[dict[str, Any]], baseline: int | None = None) -> list[RenderableType]:
+    """What `hpcpar analyse DIR DIR...` prints: a column a run, and a row a run against the baseline."""
     out: list[RenderableType] = [f"{i}  {r['run']['folder']}: {plan_line(r)}" for i, r in enumerate(reports, 1)]
     for i, r in enumerate(reports, 1):
-        out += [f"{i}  rank {rank} is left out: {why}" for rank, why in r["run"]["missing"].items()]
-    return [*out, _facts([(str(i), r) for i, r in enumerate(reports, 1)])]
+        out += [f"{i}  {line}" for line in r["run"]["gaps"]]
+        if r["efficiency"] and r["efficiency"]["why"]:
+            out.append(f"{i}  serialisation and transfer are not known: {r['efficiency']['why']}")
+    named = [(str(i), r) for i, r in enumerate(reports, 1)]
+    out += [_facts(named[i : i + RUNS]) for i in range(0, len(named), RUNS)]
+    return [*out, *scaling_table(scaling(reports, baseline))]
 
 
 def plan_line(report: dict[str, Any]) -> str:
@@ -96,20 +120,9 @@ def plan_line(report: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def size(count: float | None) -> str:
-    """Bytes with a binary prefix and three digits."""
-    if count is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
-
-
 def _facts(runs: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     """A row a measure of the whole run, a column a run."""
-    table = _table(["", *(name for name, _ in runs)], header=len(runs) > 1)
+    table = grid(["", *(name for name, _ in runs)], header=len(runs) > 1)
     for name, value in _measures():
         texts = [value(report) for _, report in runs]
         if any(texts):
@@ -126,7 +139,9 @@ def _measures() -> Iterable[tuple[str, Callable[[dict[str, Any]], str | None]]]:
         s = r["steps"]
         if not s["count"]:
             return None
-        return f"{s['mean_s'] * 1e3:.4g} ms, {'without step ' + str(s['warm_up']) if s['warm_up'] is not None else 'warm-up in it'}"
+        left_out = [n for n in (s["warm_up"], *s["resumed"]) if n is not None]
+        words = f"without step{'s' * (len(left_out) > 1)} {', '.join(map(str, left_out[:3]))}{' ...' * (len(left_out) > 3)}"
+        return f"{s['mean_s'] * 1e3:.4g} ms, {words if left_out else 'warm-up in it'}"
 
     def extremes(r: dict[str, Any]) -> str | None:
         s = r["steps"]
@@ -147,18 +162,50 @@ def _measures() -> Iterable[tuple[str, Callable[[dict[str, Any]], str | None]]]:
         t = r["throughput"]
         return f"{t['flops_per_s'] / 1e9:,.4g} GFLOP/s" if t and t["flops_per_s"] is not None else None
 
+    def given(r: dict[str, Any]) -> str | None:
+        t = r["throughput"]
+        if not t or t["flops_per_s"] is None or t["peak_from"] == "measured":
+            return None
+        return "not known, give --peak" if t["mfu"] is None else f"{t['mfu']:.1%} of the given peak"
+
     def both(b: dict[str, Any]) -> str:
         return "  ".join("-" if b[k] is None else f"{b[k]:.4f}" for k in ("bubble_total", "bubble_ideal"))
 
+    def of_pipeline(text: Callable[[dict[str, Any]], str | None]) -> Callable[[dict[str, Any]], str | None]:
+        """Nothing for a run that has none."""
+        return lambda r: None if (r["run"]["plan"] or {}).get("pp") == 1 else text(r)
+
+    def load(name: str, form: str) -> Callable[[dict[str, Any]], str | None]:
+        """Over the last steps, of the least even block."""
+
+        def value(r: dict[str, Any]) -> str | None:
+            known = [row["end"][name] for row in r["experts"] if row["end"][name] is not None]
+            return form.format(max(known)) if known else None
+
+        return value
+
+    def clocks(r: dict[str, Any]) -> str | None:
+        c = r["clocks"]
+        if r["run"]["ranks"] == 1 or not (c["messages"] or c["meetings"] or c["points"][1]):
+            return None
+        bound = "not known" if c["bound_s"] is None else f"{c['bound_s'] * 1e6:.3g} us"
+        return f"within {bound}; messages moved by {c['moved_s'] * 1e6:.3g} us"
+
+    yield "clocks", clocks
     yield "steps", steps
     yield "step time", mean
     yield "  least to most", extremes
     yield "tokens/s", of("throughput.tokens_per_s", lambda x: f"{x:,.0f}")
     yield "arithmetic", rate
     yield "of the matrix rate", of("throughput.fraction", lambda x: f"{x:.1%}")
-    yield "bubble: idle/total, /ideal", of("bubble", both)
-    yield "  closed form", of("bubble.closed_form", both)
-    yield "  clock, measured times", of("bubble.clock", both)
+    yield "MFU", given
+    yield "bubble: idle/total, /ideal", of_pipeline(of("bubble", both))
+    yield "  closed form", of_pipeline(of("bubble.closed_form", both))
+    yield "  clock, measured times", of_pipeline(of("bubble.clock", both))
+    yield "experts: max/mean tokens", load("imbalance", "{:.3f}")
+    yield "  assignments dropped", load("drop_rate", "{:.1%}")
+    yield "  all-to-all of the step", of("exchange.share", lambda x: f"{x:.1%}")
+    yield from factors()
 
 
 def _share_columns(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -189,14 +236,14 @@ def _by_rank(
 
 
 def _each(rows: Sequence[dict[str, Any]], columns: dict[str, str], text: Callable[[str, Any], str]) -> Table:
-    table = _table(["rank", *columns.values()])
+    table = grid(["rank", *columns.values()])
     for row in rows:
         table.add_row(str(row["rank"]), *(text(name, row.get(name)) for name in columns))
     return table
 
 
 def _extremes(rows: Sequence[dict[str, Any]], columns: dict[str, str], text: Callable[[str, Any], str]) -> Table:
-    table = _table(["", *columns.values()])
+    table = grid(["", *columns.values()])
     known = {name: [(row[name], row["rank"]) for row in rows if row.get(name) is not None] for name in columns}
 
     def line(title: str, cell: Callable[[str, list[tuple[Any, int]]], str]) -> None:
@@ -211,18 +258,8 @@ def _extremes(rows: Sequence[dict[str, Any]], columns: dict[str, str], text: Cal
 
 
 def _volumes(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    table = _table(["", "operation", "axis", "calls", "bytes", "a step", "on a ring"])
+    table = grid(["", "operation", "axis", "calls", "bytes", "a step", "on a ring"])
     for row in rows:
         calls, sizes = f"{row['calls']:,}", (size(row[k]) for k in ("bytes", "bytes_per_step", "ring_bytes_per_step"))
         table.add_row(row["kind"], row["operation"], row["axis"], calls, *sizes)
     return ["sent over all ranks; on a ring: what a rank would send a step", table]
-
-
-def _table(columns: Sequence[str], header: bool = True) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_header=header, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 or name in ("operation", "axis") else "right", no_wrap=i == 0, overflow="fold")
-    return table

@@ -3,6 +3,7 @@
 tokens_per_s = tokens of a step / mean time of a step
 flops_per_s  = hpcpar.nn.describe.step_flops of the batch / mean time of a step       recompute is not counted
 fraction     = flops_per_s / sum over ranks of machine.matrix_flops_per_s             as the run measured it at its start
+mfu          = flops_per_s / (ranks x peak)          PaLM's model FLOP utilisation; without a given peak, the fraction; never a guess
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ def config(trace: Trace) -> Config | None:
         return None
 
 
-def throughput(trace: Trace, found: Steps) -> dict[str, Any] | None:
-    """tokens_per_step, tokens_per_s, step_flops, flops_per_s, machine_flops_per_s, fraction; None where a number is not known.
+def throughput(trace: Trace, found: Steps, peak: float | None = None) -> dict[str, Any] | None:
+    """tokens_per_step, tokens_per_s, step_flops, flops_per_s, machine_flops_per_s, fraction, mfu, peak_flops_per_s (of all ranks) and
+    peak_from ("given" or "measured"); None where a number is not known. `peak` is that of one rank's device in FLOP/s.
 
-    Emulated stages (train.emulate) do no arithmetic: the last four are None then.
+    Emulated stages (train.emulate) do no arithmetic: of them only the tokens and the peak are known.
     """
     described = config(trace)
     if described is None or not found.measured.any():
@@ -38,6 +40,7 @@ def throughput(trace: Trace, found: Steps) -> dict[str, Any] | None:
     flops = None if described.train.asleep else step_flops(described.model, described.train.batch)
     machine = _machine(trace)
     rate = flops / mean_s if flops is not None and mean_s else None
+    against = machine if peak is None else peak * trace.ranks
     return {
         "tokens_per_step": tokens,
         "tokens_per_s": tokens / mean_s if mean_s else None,
@@ -45,6 +48,9 @@ def throughput(trace: Trace, found: Steps) -> dict[str, Any] | None:
         "flops_per_s": rate,
         "machine_flops_per_s": machine,
         "fraction": rate / machine if rate is not None and machine else None,
+        "mfu": rate / against if rate is not None and against else None,
+        "peak_flops_per_s": against,
+        "peak_from": None if against is None else "measured" if peak is None else "given",
     }
 
 

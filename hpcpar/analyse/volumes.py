@@ -38,20 +38,24 @@ def volumes(trace: Trace, found: Steps) -> dict[str, Any]:
         sends = events[events["kind"] == Kind.SEND]
         _add(pairs, np.stack([np.full(len(sends), rank), sends["peer"]], axis=1), sends["bytes"])
     count = max(1, len(found.numbers))
+    weighed = "bytes" not in trace.lacks
     return {
         "operations": [
             {
-                "kind": _name(Kind, k),
-                "operation": _name(Operation, o),
-                "axis": _name(Axis, a),
+                "kind": name(Kind, k),
+                "operation": name(Operation, o),
+                "axis": name(Axis, a),
                 "calls": calls,
-                "bytes": total,
-                "bytes_per_step": total / count,
-                "ring_bytes_per_step": float(ring[k, o, a] / (count * len(trace.present))) if (k, o, a) in ring else None,
+                "bytes": total if weighed else None,
+                "bytes_per_step": total / count if weighed else None,
+                "ring_bytes_per_step": float(ring[k, o, a] / (count * len(trace.present))) if weighed and (k, o, a) in ring else None,
             }
             for (k, o, a), (calls, total) in sorted(operations.items())
         ],
-        "pairs": [{"source": s, "destination": d, "calls": calls, "bytes": total} for (s, d), (calls, total) in sorted(pairs.items())],
+        "pairs": [
+            {"source": s, "destination": d, "calls": calls, "bytes": total if weighed else None}
+            for (s, d), (calls, total) in sorted(pairs.items())
+        ],
     }
 
 
@@ -63,11 +67,12 @@ def group_sizes(description: dict[str, Any], ranks: int) -> Callable[[int, int],
     def size(axis: int, stage: int) -> int | None:
         if axis == Axis.WORLD:
             return ranks
-        if axis != Axis.DP or family is None:
+        if axis not in (Axis.DP, Axis.EXPERT_DP) or family is None:
             return None
         if plan.get("replicas"):
             return plan["replicas"][stage]
-        return plan.get("dp", 1) * (getattr(family, "copies", 1) if stage >= 0 else 1)
+        among = plan.get("dp", 1) * plan.get("cp", 1) // (plan.get("ep", 1) if axis == Axis.EXPERT_DP else 1)
+        return among * (getattr(family, "copies", 1) if stage >= 0 else 1)
 
     return size
 
@@ -77,7 +82,7 @@ def _add_ring(into: dict[Any, Fraction], events: np.ndarray, size_of: Callable[[
     for operation in RING_PASSES:
         code = Operation[operation.upper()]
         mine = events[(events["kind"] == Kind.COLLECTIVE) & (events["operation"] == code)]
-        for axis, stage in np.unique(np.stack([mine["axis"], mine["stage"]], axis=1).astype(np.int64), axis=0).tolist():
+        for axis, stage in distinct(np.stack([mine["axis"], mine["stage"]], axis=1))[0].tolist() if len(mine) else ():
             size = size_of(axis, stage)
             if size is not None:
                 total = int(mine["bytes"][(mine["axis"] == axis) & (mine["stage"] == stage)].sum())
@@ -89,8 +94,7 @@ def _add(into: dict[Any, list[int]], keys: np.ndarray, sizes: np.ndarray) -> Non
     """Add calls and bytes of events with keys (n, k) to `into`."""
     if not len(keys):
         return
-    found, which = np.unique(keys.astype(np.int64), axis=0, return_inverse=True)
-    which = which.reshape(-1)
+    found, which = distinct(keys)
     calls = np.bincount(which, minlength=len(found))
     total = np.zeros(len(found), np.int64)
     np.add.at(total, which, sizes)
@@ -100,7 +104,25 @@ def _add(into: dict[Any, list[int]], keys: np.ndarray, sizes: np.ndarray) -> Non
         at[1] += b
 
 
-def _name(enum: Any, value: int) -> str:
+def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows of keys (n, k) in ascending order (m, k), and which of them each is (n,); small numbers, as those of a trace."""
+    keys = keys.astype(np.int64)
+    low = keys.min(axis=0)
+    code = np.zeros(len(keys), np.int64)
+    for column, width in zip((keys - low).T, (keys.max(axis=0) - low + 1).tolist(), strict=True):
+        code = code * width + column
+    if code.max() >= max(1 << 16, 4 * len(code)):  # up to that, a table of all codes costs less than to sort them
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        return keys[first], which
+    there = np.zeros(int(code.max()) + 1, bool)
+    there[code] = True
+    which = (np.cumsum(there) - 1)[code]
+    first = np.empty(int(there.sum()), np.int64)
+    first[which] = np.arange(len(code))
+    return keys[first], which
+
+
+def name(enum: Any, value: int) -> str:
     """The name of an enum value in lower case; a number that this version does not know stays one."""
     try:
         return enum(value).name.lower()

@@ -27,14 +27,13 @@ def workers(trace: Trace) -> list[dict[str, Any]]:
 def _of_rank(trace: Trace, rank: int) -> dict[str, Any] | None:
     events = training(trace.events(rank))
     events = events[~((events["kind"] == Kind.UPDATE) & (events["operation"] == Operation.PUSH))]  # of the shard, for any worker
-    numbers = np.unique(events["step"])
-    drained = events[(events["kind"] == Kind.WAIT) & (events["operation"] == Operation.BARRIER)]
-    ends = {int(number): int(drained["start"][drained["step"] == number].min()) for number in np.unique(drained["step"])}
-    windows = []
-    for number in numbers[1:] if len(numbers) > 1 else numbers:
-        mine = events[events["step"] == number]
-        end = ends.get(int(number), int(mine["end"].max()))
-        windows.append((int(mine["start"].min()), end))
+    numbers, which = np.unique(events["step"], return_inverse=True)
+    ends = _drains(events)
+    order = np.argsort(which, kind="stable")
+    at = np.searchsorted(which[order], np.arange(len(numbers)))
+    bounds = (reach.reduceat(events[name][order], at) for reach, name in ((np.minimum, "start"), (np.maximum, "end")) if len(numbers))
+    windows = [(first, ends.get(n, end)) for n, first, end in zip(numbers.tolist(), *(b.tolist() for b in bounds), strict=True)]
+    windows = windows[1:] if len(windows) > 1 else windows
     if not windows:
         return None
     own = np.array(windows, np.int64)
@@ -52,3 +51,12 @@ def _of_rank(trace: Trace, rank: int) -> dict[str, Any] | None:
         "staleness_mean": float(pulls.mean()) if len(pulls) else None,
         "staleness_max": float(pulls.max()) if len(pulls) else None,
     }
+
+
+def _drains(events: np.ndarray) -> dict[int, int]:
+    """Where the rank begins to wait at a drain, by step."""
+    drained = events[(events["kind"] == Kind.WAIT) & (events["operation"] == Operation.BARRIER)]
+    steps, which = np.unique(drained["step"], return_inverse=True)
+    first = np.full(len(steps), np.iinfo(np.int64).max)
+    np.minimum.at(first, which, drained["start"])
+    return dict(zip(steps.tolist(), first.tolist(), strict=True))

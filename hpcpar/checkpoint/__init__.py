@@ -12,7 +12,7 @@ from hpcpar.checkpoint.manifest import CheckpointError, newest, steps
 from hpcpar.checkpoint.ranges import boxes_within
 from hpcpar.checkpoint.read import Checkpoint, open, read_weights, weights_digest, weights_sha256
 from hpcpar.checkpoint.store import commit, discard, prepare, prune, write_part
-from hpcpar.checkpoint.verify import newest_intact, open_intact, verify
+from hpcpar.checkpoint.verify import find, newest_intact, open_intact, verify
 
 __all__ = [
     "Checkpoint",
@@ -20,6 +20,7 @@ __all__ = [
     "boxes_within",
     "commit",
     "discard",
+    "find",
     "newest",
     "newest_intact",
     "open",

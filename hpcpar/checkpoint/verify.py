@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from hpcpar.checkpoint.manifest import CheckpointError, load, sizes, steps
+from hpcpar.checkpoint.manifest import NAME, CheckpointError, load, sizes, step_of, steps
 from hpcpar.checkpoint.read import Checkpoint, open
 
 
@@ -48,3 +48,18 @@ def newest_intact(folder: str | Path) -> tuple[Path | None, list[str]]:
             return path, said
         said += problems
     return None, said
+
+
+def find(folder: str | Path) -> tuple[Path, list[str]]:
+    """The checkpoint that a folder is, or the newest of a run's folder without a problem, and what is to be said about newer ones.
+
+    Every byte is read. Raises CheckpointError where there is none, or the named one is damaged.
+    """
+    folder = Path(folder)
+    if (folder / NAME).exists() or step_of(folder.name) is not None:
+        return open_intact(folder).path, []
+    path, said = newest_intact(folder / "checkpoints")
+    if path is None:
+        why = f" ({said[0]})" if said else ""
+        raise CheckpointError(f"{folder} holds no complete checkpoint{why}; name one, or the folder of a run that has one")
+    return path, said

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 from hpcpar.errors import PlanError
@@ -17,6 +19,8 @@ def add(verbs: Any) -> None:
     p.add_argument("--json", action="store_true")
     p.add_argument("--only", metavar="A,B", help=f"alone: {', '.join(ALONE)}; under mpirun: {', '.join(TOGETHER)}; all if not said")
     p.add_argument("--variants", default="auto,mpi", metavar="A,B", help="of scaling: algorithms of plan.sync, or thread (auto,mpi)")
+    p.add_argument("--out", type=Path, metavar="FILE", help="measure the rates of the machine instead, and write them: TOML")
+    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of --out (default: %(default)s)")
     p.set_defaults(func=run)
 
 
@@ -29,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from hpcpar.measure import allreduce, bench, bench_experts
 
     world = World(wait="auto")
+    if args.out:
+        return _machine(world, args.out, args.device)
     every = ALONE if world.size == 1 else TOGETHER
     wanted = args.only.split(",") if args.only else every
     variants = args.variants.split(",")
@@ -49,6 +55,31 @@ def run(args: argparse.Namespace) -> int:
     found = {name: measures[name]() for name in every if name in wanted}
     if world.rank == 0:
         print(json.dumps(found) if args.json else "\n".join(_lines(found)))
+    return 0
+
+
+def _machine(world: Any, path: Path, device: str) -> int:
+    """Measure the machine; rank 0 writes the file."""
+    from hpcpar.measure import network
+    from hpcpar.run import settings
+
+    threads = settings.threads_here(0, world.cores, world.node_ranks)
+    settings.set_threads(threads)
+    found = network.measure(world, threads, device)
+    if found is None:
+        return 0
+    found.write(path)
+    c = found.compute
+    print(
+        f"{found.ranks} ranks on {found.nodes} nodes, {threads} threads each: {c.float32_flops_per_s / 1e9:.1f} GFLOP/s float32 alone, "
+        f"{c.together_float32_flops_per_s / 1e9:.1f} together, memory {c.copy_bytes_per_s / 1e9:.1f} GB/s",
+        file=sys.stderr,
+    )
+    for name, link in (("inside a node", found.network.inside), ("across nodes", found.network.across)):
+        if link:
+            rates = f"{link.bytes_per_s / 1e9:.2f} GB/s, {link.together_bytes_per_s / 1e9:.2f} with all pairs at once"
+            print(f"{name}: {link.latency_s * 1e6:.1f} us, {rates}", file=sys.stderr)
+    print(f"written to {path}", file=sys.stderr)
     return 0
 
 

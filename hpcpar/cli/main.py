@@ -11,7 +11,23 @@ import hpcpar
 from hpcpar.errors import PlanError
 
 # verb: what `hpcpar --help` says; hpcpar/cli/VERB.py has add(subparsers), which registers the parser and sets `func`
-VERBS = ("train", "analyse", "compare", "draw", "sample", "doctor", "bench", "profile", "partition", "memory")
+VERBS = (
+    "train",
+    "analyse",
+    "compare",
+    "draw",
+    "sample",
+    "doctor",
+    "bench",
+    "profile",
+    "partition",
+    "memory",
+    "checkpoint",
+    "eval",
+    "launch",
+    "submit",
+    "jobs",
+)
 
 
 def parser(wanted: Sequence[str] = VERBS) -> argparse.ArgumentParser:

@@ -73,8 +73,13 @@ def _activations(console: Any, of: InFlight) -> None:
     for item, count in of.ends.items():
         table.add_row(f"  {item}", size(count), "")
     table.add_row("with embedding and head", size(of.blocks.total() + of.ends.total()), "")
+    for item, count in of.held.items():
+        table.add_row(f"  {item}, for W", size(count), "")
+    if of.held:
+        table.add_row("with what W needs", size(of.total), "")
     many = ", ".join(f"{n} of stage {s}" for s, n in of.microbatches.items())
-    console.print(f"microbatches in flight: {many}")
+    later = ", ".join(f"{n} of stage {s}" for s, n in of.waiting.items() if n)
+    console.print(f"microbatches in flight: {many}" + f"; between I and W: {later}" * bool(later))
     console.print(table)
 
 

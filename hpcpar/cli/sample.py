@@ -26,11 +26,9 @@ def run(args: argparse.Namespace) -> int:
     from hpcpar import checkpoint
     from hpcpar.run.sample import Sampler
 
-    path = args.checkpoint
-    if not (path / "manifest.json").exists():
-        path = checkpoint.newest(path / "checkpoints")
-        if path is None:
-            raise PlanError(f"{args.checkpoint} holds no complete checkpoint; name one, or the folder of a run that has one")
+    path, said = checkpoint.find(args.checkpoint)
+    for text in said:
+        print(f"hpcpar: {text}", file=sys.stderr)
     if args.tokens < 0 or args.temperature < 0:
         raise PlanError(f"--tokens {args.tokens} --temperature {args.temperature}: neither may be negative")
     sampler = Sampler(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpar import config
-from hpcpar.errors import PlanError
+from hpcpar.errors import Ended, PlanError
 
 
 def add(verbs: Any) -> None:
@@ -32,26 +32,38 @@ def run(args: argparse.Namespace) -> int:
     from hpcpar.comm.world import World
     from hpcpar.run.failure import fail
     from hpcpar.run.recorder import Recorder
-    from hpcpar.run.train import agreed, train
+    from hpcpar.run.status import Status
+    from hpcpar.run.stop import Signals
+    from hpcpar.run.survive import Survivors
+    from hpcpar.run.train import agreed
 
     library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
     check_launcher(os.environ, MPI.COMM_WORLD.Get_size(), library)
-    recorder = Recorder()
+    recorder, signals = Recorder(), Signals()
     world = World(timeout_s=config.Run().timeout_s, wait="auto")
+    left = Survivors(world, recorder, Status(world.rank, world.size), signals.which)
     try:
         described = agreed(world, lambda: config.load(args.config, args.set))
         world.waiter.timeout_s = described.run.timeout_s
         world.set_waiting(described.run.wait)
-        train(described, args.out, args.resume, world, recorder, _rates(described), {"library": library, "ranks": world.size})
+        left.train(described, args.out, args.resume, _rates(described), library)
     except PlanError as e:
-        e.quiet = world.rank != 0
+        e.quiet = left.world.rank != 0
         raise
+    except Ended as e:
+        if left.world.rank == 0:
+            print(f"hpcpar: {e}", file=sys.stderr, flush=True)
+        return e.code
     except BaseException as e:
         if world.size == 1 and isinstance(e, KeyboardInterrupt):
             sys.stderr.write("\nhpcpar: interrupted\n")
+            left.status.end("failed", 1, "interrupted")
             recorder.close()
             return 1
-        fail(e, recorder, world)
+        fail(e, left.recorder, left.world, left.status)
+    finally:
+        left.status.release()
+        signals.ignore()
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 import numpy as np
@@ -34,7 +35,8 @@ class Alarm:
         self.rung = True
         for rank in range(self._comm.Get_size()):
             if rank != self._comm.Get_rank():
-                self._comm.Isend(np.zeros(0, np.uint8), rank, TAG)
+                with suppress(MPI.Exception):  # that rank was lost
+                    self._comm.Isend(np.zeros(0, np.uint8), rank, TAG)
 
     def check(self) -> None:
         """Raise Aborted if another rank has failed."""
@@ -43,17 +45,27 @@ class Alarm:
             self.rung = True
             raise Aborted(f"rank {status.Get_source()} failed")
 
+    def check_left(self) -> None:
+        """Likewise, where ranks were lost (ULFM): what they might have said is no more waited for."""
+        with suppress(MPI.Exception):  # one more was lost between the two calls: the next check goes on without it
+            self._comm.Ack_failed(self._comm.Get_failed().Get_size())
+            self.check()
+
     def free(self) -> None:
         """Give the communicator back."""
         self._comm.Free()
 
     def leave(self, code: int) -> NoReturn:
         """End this process together with all others: raises SystemExit."""
-        everyone, end = self._comm.Ibarrier(), time.monotonic() + PATIENCE_S
-        while not everyone.Test():
-            if time.monotonic() > end:
-                self._comm.Abort(code)
-            time.sleep(1e-3)
+        end = time.monotonic() + PATIENCE_S
+        try:
+            everyone = self._comm.Ibarrier()
+            while not everyone.Test():
+                if time.monotonic() > end:
+                    self._comm.Abort(code)
+                time.sleep(1e-3)
+        except MPI.Exception:  # a rank was lost, in a launch that goes on without it
+            self._comm.Abort(code)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(PATIENCE_S))  # MPI_Finalize may wait for messages that nobody takes
         raise SystemExit(code)

@@ -37,6 +37,7 @@ class Waiter:
         self.naps = naps
         self.timeout_s = timeout_s
         self.check = check  # raises if another rank has failed
+        self.awaited: Callable[[], str] | None = None  # what this rank waits for now, for another thread to ask
 
     def until(self, done: Callable[[], bool], what: Callable[[], str]) -> None:
         """Poll until done; raises Overdue, which says `what` was awaited, and Aborted if another rank has failed."""
@@ -45,6 +46,7 @@ class Waiter:
             polls += 1
             if polls <= SPINS:
                 continue
+            self.awaited = what
             if self.naps:
                 time.sleep(min(LONGEST_NAP_S, max(NAP_S, NAP_SHARE * waited)))
             elif polls % 64:
@@ -53,6 +55,7 @@ class Waiter:
             self.check()
             if waited > self.timeout_s:
                 raise Overdue(f"waited {self.timeout_s:g} s (run.timeout_s) for {what()}")
+        self.awaited = None
 
 
 class Pending:
@@ -84,6 +87,11 @@ class Pending:
         self._lock = threading.Lock()
         self._outstanding = outstanding
         outstanding.append(self)
+
+    @property
+    def request(self) -> Any:
+        """MPI's request, or what is tested like one."""
+        return self._request
 
     def test(self) -> bool:
         """Whether it is complete; lets MPI make progress. False too while another thread (progress.py) is at it."""

@@ -32,6 +32,11 @@ class Rounds:
         self._scratch: Any = None
         self._next()
 
+    @property
+    def under_way(self) -> list[MPI.Request]:
+        """The messages of the present round."""
+        return self._requests or []
+
     def Test(self) -> bool:
         """Whether the sum is complete; takes every step that can be taken now."""
         while self._requests is not None:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from mpi4py import MPI
 from mpi4py.util import dtlib
@@ -23,12 +23,24 @@ from hpcpar.comm.alarm import Alarm
 from hpcpar.comm.pending import Pending, Record, Waiter
 from hpcpar.comm.progress import Thread, require_threads
 from hpcpar.comm.rounds import Rounds
+from hpcpar.comm.several import Messages, Several
 
+FIRST_CHANNEL, CHANNELS = 24000, 2000  # above those of all-reduces by rounds, below those of rings
 OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
 
 def _unrecorded(kind: str, start: int, end: int, **facts: Any) -> None:
     """Where no trace is wanted."""
+
+
+class Pairs(Protocol):
+    """Notes what this rank gave to each peer in one exchange of a block's rows, in bytes."""
+
+    def __call__(self, block: int, operation: str, axis: str, peers: Sequence[int], sizes: Sequence[int]) -> None: ...
+
+
+def _unpaired(block: int, operation: str, axis: str, peers: Sequence[int], sizes: Sequence[int]) -> None:
+    """Likewise."""
 
 
 def _displacements(counts: Sequence[int]) -> list[int]:
@@ -47,6 +59,8 @@ class Group:
         world.made.append(comm)
         self.size = len(ranks)
         self.index = comm.Get_rank()
+        self._channels = 0  # that `channel` gave
+        self._several: Several | None = None  # the latest
         self._by_rounds = 0  # all-reduces by rounds so far, the same number on every rank
 
     def allreduce_start(self, array: Any, op: str = "sum", operation: str = "allreduce", algorithm: str = "mpi", **facts: Any) -> Pending:
@@ -122,6 +136,37 @@ class Group:
         )
         return self._pending(request, "collective", operation, send.nbytes, (buffer, target, send, receive), finish, start, facts)
 
+    def send_start(self, array: Any, to: int, tag: int, operation: str, axis: str = "pp", **facts: Any) -> Pending:
+        """Start to send a contiguous array to rank `to` of the group; it must not change until the send is complete.
+
+        Its event has the peer's rank in the world.
+        """
+        start = time.perf_counter_ns()
+        buffer = device.send_buffer(array, self.world.direct)
+        request = self.comm.Isend(buffer, to, tag)
+        full = {"axis": axis, "peer": self.ranks[to], **facts}
+        return self._pending(request, "send", operation, array.nbytes, (buffer, array), None, start, full)
+
+    def receive_start(self, array: Any, source: int, tag: int, operation: str, axis: str = "pp", **facts: Any) -> Pending:
+        """Start to receive into a contiguous array from rank `source` of the group; it holds the message once `wait` has returned."""
+        start = time.perf_counter_ns()
+        buffer, finish = device.receive_buffer(array, self.world.direct)
+        request = self.comm.Irecv(buffer, source, tag)
+        full = {"axis": axis, "peer": self.ranks[source], **facts}
+        return self._pending(request, "receive", operation, array.nbytes, (buffer, array), finish, start, full)
+
+    def several_start(self, rounds: Messages, operation: str, nbytes: int, **facts: Any) -> Several:
+        """Start messages that follow each other in rounds, as one operation of so many bytes; all ranks start them in one order."""
+        w = self.world
+        full = {"operation": operation, "axis": self.axis, "bytes": nbytes, **facts}
+        self._several = Several(rounds, self._several, full, w.record, w.waiter, w.outstanding)
+        return self._several
+
+    def channel(self) -> int:
+        """A tag for the messages of one more operation of all ranks of the group, which begin such operations in one order."""
+        self._channels += 1
+        return FIRST_CHANNEL + self._channels % CHANNELS
+
     def twin(self) -> Group:
         """The same ranks on a communicator of its own: its collectives are matched apart from this one's; collective."""
         return Group(self.world, self.comm.Dup(), self.axis, self.ranks)
@@ -163,6 +208,7 @@ class World(Group):
     ):
         comm = MPI.COMM_WORLD.Dup() if comm is None else comm
         self.record, self.direct, self.reduces = record, direct, reduces  # what MPI may do on device memory
+        self.pairs: Pairs = _unpaired
         self.made: list[MPI.Intracomm] = []  # every communicator, in the order that all ranks share
         self.outstanding: list[Pending] = []
         self.thread: Thread | None = None
@@ -205,22 +251,6 @@ class World(Group):
     def of(self, axis: str, ranks: Sequence[int]) -> Group:
         """The group that `split` made of these ranks."""
         return self._groups[axis, tuple(ranks)]
-
-    def send_start(self, array: Any, to: int, tag: int, operation: str, axis: str = "pp", **facts: Any) -> Pending:
-        """Start to send a contiguous array; it must not change until the send is complete."""
-        start = time.perf_counter_ns()
-        buffer = device.send_buffer(array, self.direct)
-        request = self.comm.Isend(buffer, to, tag)
-        full = {"operation": operation, "axis": axis, "peer": to, "bytes": array.nbytes, **facts}
-        return Pending(request, "send", full, self.record, self.waiter, self.outstanding, (buffer, array), None, start)
-
-    def receive_start(self, array: Any, source: int, tag: int, operation: str, axis: str = "pp", **facts: Any) -> Pending:
-        """Start to receive into a contiguous array; it holds the message once `wait` has returned."""
-        start = time.perf_counter_ns()
-        buffer, finish = device.receive_buffer(array, self.direct)
-        request = self.comm.Irecv(buffer, source, tag)
-        full = {"operation": operation, "axis": axis, "peer": source, "bytes": array.nbytes, **facts}
-        return Pending(request, "receive", full, self.record, self.waiter, self.outstanding, (buffer, array), finish, start)
 
     def progress_by_thread(self) -> None:
         """Let a thread move what is on its way too; raises PlanError where this MPI serves one thread alone."""

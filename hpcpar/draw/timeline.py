@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcpar.errors import PlanError
+from hpcpar.draw.saving import save
 from hpcpar.trace.schema import Kind
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ STYLES = {
     Kind.UPDATE: Style("update", *BAND, "#333333"),
     Kind.COPY: Style("copy", *BAND, "#ffffff", "||||"),
     Kind.IO: Style("i/o", *BAND, "#ffffff", "++++"),
+    Kind.EVALUATE: Style("evaluation", *BAND, "#d8cfe8", "oo"),
+    Kind.CHECKPOINT: Style("checkpoint", *BAND, "#ffffff", "**"),
     Kind.WAIT: Style("wait (thin)", 0.55, 0.65, "#b22222"),
     Kind.RECEIVE: Style("receive (above)", 0.89, 0.97, "#5b3a8e"),
     Kind.COLLECTIVE: Style("collective (below)", 0.2, 0.31, "#d9c400", "----"),
@@ -66,15 +68,10 @@ def timeline(lanes: Mapping[int, np.ndarray], ranks: int, first: int, last: int,
     height = min(40.0, 1.6 + (0.75 if ranks <= LABELLED else 0.24) * ranks)
     figure = Figure(figsize=(13, height), layout="constrained")
     axes = figure.subplots()
-    try:
-        used = _lanes(axes, lanes, first, last)
-        _frame(axes, lanes, ranks, (last - first) / 1e6, title)
-        _legend(figure, used)
-        figure.savefig(path, dpi=120)
-    except ValueError as e:
-        raise PlanError(f"cannot draw {path}: {e}") from None
-    except OSError as e:
-        raise PlanError(f"cannot write {path}: {e.strerror or e}") from None
+    used = _lanes(axes, lanes, first, last)
+    _frame(axes, lanes, ranks, (last - first) / 1e6, title)
+    _legend(figure, used)
+    save(figure, path)
 
 
 def _lanes(axes: Axes, lanes: Mapping[int, np.ndarray], first: int, last: int) -> set[Kind]:

@@ -140,6 +140,32 @@ def stage_items(layers: Iterable[Layer], at: Shape) -> Counter[str]:
     return found
 
 
+def held_items(layer: Layer, at: Shape) -> Counter[str]:
+    """{item: bytes} that a layer without experts holds of a microbatch from I to W, where these are apart: the input and output gradient
+    of every matrix, and vector gradients, which are made in I. A block's are 16 N D elements (multi-head, F = 4 D), as many as it saves:
+    the 32 s b h bytes of halves of Qi et al., arXiv:2401.10241, table 1.
+    """
+    m, rows = at.model, at.rows
+    full = rows * m.width * at.itemsize
+    if layer.kind == "embedding":
+        return Counter({"ids": rows * TOKEN, "output gradients": full + at.sequence * at.border_bytes})
+    vectors = (2 if m.norm == "layer" else 1) * m.width * at.itemsize
+    if layer.kind == "head":
+        logits = rows * at.part(m.vocabulary) * at.itemsize
+        return Counter({"linear inputs": at.border_bytes, "logits": logits, "vector gradients": vectors})
+    (h, g), inner = at.heads, at.part(m.inner)
+    return Counter(
+        {
+            "linear inputs": 2 * at.border_bytes,
+            "query, key, value": rows * (h + 2 * g) * m.head_width * at.itemsize,
+            "attention output": rows * h * m.head_width * at.itemsize,
+            "MLP": (2 if m.mlp == "gelu" else 3) * rows * inner * at.itemsize,
+            "output gradients": 2 * full,
+            "vector gradients": 2 * vectors,
+        }
+    )
+
+
 def block_elements(rows: float, width: int, degree: int, sequence: bool) -> float:
     """Elements of a block's activations by the closed form (multi-head, F = 4 D): N D (4 + 12 / t), with sequence 16 / t."""
     return rows * width * (16 / degree if sequence else 4 + 12 / degree)

@@ -15,6 +15,8 @@ rows that would have to be kept out of the softmax. Norms, positions and the bia
 positions see a rank's own rows, and their gradients are summed over t; the biases' are made where g's adjoint has gathered all rows, and
 agree. Without sequence all agree, and none is summed.
 
+Experts are cut like the MLP, each of them, and every rank routes all rows. A router's gradient is of a rank's own rows.
+
 Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.
 """
 
@@ -31,6 +33,8 @@ from hpcpar.nn.describe import Layer, Parameter, Piece
 
 if TYPE_CHECKING:
     from hpcpar.config import Config, Model
+
+BEHIND = ("attention.out.bias", "mlp.down.bias", "moe.experts.down.bias", "moe.shared.down.bias")
 
 Sent = tuple[str, int]  # an operation of the trace, and the bytes of its whole array
 
@@ -70,7 +74,9 @@ def check(config: Config, rows: int) -> None:
             f"model.kv_heads = {m.groups} can neither be cut over plan.tp = {p.tp} ranks nor held by equally many of them; "
             f"use plan.tp <= {m.groups}{more}"
         )
-    for name, size in (("vocabulary", m.vocabulary), ("mlp_width", m.inner)):
+    inner = {"mlp_width": m.inner} if not m.moe or m.moe.every > 1 else {}
+    experts = {"moe.width" if m.moe.width else "mlp_width": m.expert_width} if m.moe else {}
+    for name, size in {"vocabulary": m.vocabulary, **inner, **experts}.items():
         if size < p.tp:
             raise PlanError(f"model.{name} = {size} cannot be cut over plan.tp = {p.tp} ranks; use plan.tp <= {size}")
     if p.sequence and rows < p.tp:
@@ -96,7 +102,7 @@ def piece(p: Parameter, model: Model, degree: int, index: int, sequence: bool) -
     box = [(0, n) for n in p.shape]
     dim, mine, holders = _cut_of(p, model, degree, index)
     if mine is None:
-        behind = p.name.endswith(("attention.out.bias", "mlp.down.bias"))  # its gradient is made of all rows, gathered by g's adjoint
+        behind = p.name.endswith(BEHIND)  # its gradient is made of all rows, gathered by g's adjoint
         return Piece(tuple(box), everyone, index, sequence and not behind)
     box[dim] = (mine.start, mine.stop)
     return Piece(tuple(box), holders, index, len(holders) > 1)
@@ -115,10 +121,15 @@ def _cut_of(p: Parameter, model: Model, degree: int, index: int) -> tuple[int, s
         return 0, _times(groups, width), sharers
     if owner.endswith("attention.out") and leaf == "weight":
         return 1, _times(heads, width), alone
-    if owner.endswith(("mlp.gate", "mlp.up")):
-        return 0, cut(model.inner, degree, index), alone
-    if owner.endswith("mlp.down") and leaf == "weight":
-        return 1, cut(model.inner, degree, index), alone
+    if owner.endswith(("mlp.gate", "mlp.up", "moe.shared.gate", "moe.shared.up")):
+        return 0, cut(p.shape[0], degree, index), alone
+    if owner.endswith(("mlp.down", "moe.shared.down")) and leaf == "weight":
+        return 1, cut(p.shape[1], degree, index), alone
+    if owner.endswith("moe.experts.up"):  # (E, F, D) or (E, 2, F, D), biases without D
+        dim = len(p.shape) - (2 if leaf == "weight" else 1)
+        return dim, cut(p.shape[dim], degree, index), alone
+    if owner.endswith("moe.experts.down") and leaf == "weight":
+        return 2, cut(p.shape[2], degree, index), alone
     return 0, None, alone
 
 
@@ -126,8 +137,11 @@ def _times(at: slice, width: int) -> slice:
     return slice(at.start * width, at.stop * width)
 
 
-def sent(layer: Layer, model: Model, rows: int, itemsize: int, sequence: bool, recompute: bool = False) -> Counter[Sent]:
-    """What one rank sends for a layer and microbatch of `rows` B T, forward and backward together: calls by (operation, whole bytes)."""
+def sent(layer: Layer, model: Model, rows: int, itemsize: int, sequence: bool, recompute: bool = False, routed: int = 0) -> Counter[Sent]:
+    """What one rank sends for a layer and microbatch of `rows` B T, forward and backward together: calls by (operation, whole bytes).
+
+    Experts of `routed` rows send what an MLP does, and the gradients of their weights; what W needs of gathered rows they keep.
+    """
     whole = rows * model.width * itemsize
     f = ["allgather", "reduce_scatter", "allgather"] if sequence else ["allreduce"]  # the second gather is W's
     g = ["reduce_scatter", "allgather"] if sequence else ["allreduce"]
@@ -136,7 +150,11 @@ def sent(layer: Layer, model: Model, rows: int, itemsize: int, sequence: bool, r
     if layer.kind == "head":
         return Counter((o, whole) for o in f) + Counter({("softmax", rows * 8): 3})
     again = ["allgather", "reduce_scatter"] if sequence else ["allreduce"]  # the forward's, when it runs a second time
-    return Counter((o, whole) for o in 2 * (f + g + again * recompute))
+    found = Counter((o, whole) for o in 2 * (f + g + again * recompute))
+    if any(".experts." in p.name for p in layer.parameters):
+        found -= Counter([("allgather", whole)] * sequence)
+        found += Counter([("combine_weights", routed * itemsize)] * any(".router." in p.name for p in layer.parameters))
+    return found
 
 
 def sent_shared(layers: Iterable[Layer], itemsize: int) -> Counter[Sent]:
@@ -150,7 +168,8 @@ def sent_shared(layers: Iterable[Layer], itemsize: int) -> Counter[Sent]:
 
 def link_elements(operation: str, elements: float, degree: int) -> float:
     """Elements that one rank sends in a ring for a collective on a whole array of `elements`."""
-    return {"allreduce": 2, "shared": 2, "softmax": 2, "allgather": 1, "reduce_scatter": 1}[operation] * elements * (degree - 1) / degree
+    passes = {"allgather": 1, "reduce_scatter": 1}.get(operation, 2)  # the others are all-reduces
+    return passes * elements * (degree - 1) / degree
 
 
 def layer_elements(rows: int, width: int, degree: int, sequence: bool) -> float:

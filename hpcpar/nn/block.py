@@ -164,8 +164,8 @@ def _bias(y: Any, w: dict[str, Any], part: str) -> Any:
 
 def norm_forward(x: Any, w: dict[str, Any], part: str, at: Microbatch) -> tuple[Any, Any]:
     if at.frame.model.norm == "layer":
-        return layer_norm.forward(x, w[f"{part}.gain"], w.get(f"{part}.bias"))
-    return rms_norm.forward(x, w[f"{part}.gain"])
+        return layer_norm.forward(x, w[f"{part}.gain"], w.get(f"{part}.bias"), at.frame.model.epsilon)
+    return rms_norm.forward(x, w[f"{part}.gain"], at.frame.model.epsilon)
 
 
 def norm_backward(dh: Any, saved: Any, w: dict[str, Any], part: str, sink: Sink, at: Microbatch) -> Any:

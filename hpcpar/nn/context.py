@@ -93,32 +93,74 @@ class Dispatch:
     """Where expert parallelism enters: rows sorted by expert go to the ranks that hold the experts, and their results come back.
 
     The identity here: all experts are here. Dispatch and combine are permutations, so that the gradient of the results takes the way of
-    the rows, and the gradient of the rows that of the results; each way has a start and a finish, with work of others between.
+    the rows, and the gradient of the rows that of the results; each way has a start and a finish, with work of others between. The experts
+    here are computed in parts, one after another: while one is in hand, the rows of the next one arrive.
     """
 
-    def plan(self, counts: tuple[int, ...]) -> Any:
-        """counts (E,) of rows an expert -> the way that rows of this routing take, for both passes and for recompute."""
+    def plan(self, counts: tuple[int, ...], most: int | None, at: Microbatch, name: str) -> Any:
+        """counts (E,) of rows an expert -> the way that rows of this routing take, for both passes and for recompute.
+
+        `most` is the number of rows of this microbatch that an expert takes at most, None where nothing is dropped; `name` is the layer's.
+        """
         return counts
 
-    def counts(self, way: Any) -> tuple[int, ...]:
-        """How many rows each of the experts here gets."""
+    def parts(self, way: Any) -> tuple[slice, ...]:
+        """The parts in which the experts here are computed."""
+        return (slice(None),)
+
+    def counts(self, way: Any, part: int) -> tuple[int, ...]:
+        """How many rows each of the part's experts gets; known once `finish` has given them."""
         return way
 
     def start(self, rows: Any, way: Any) -> Any:
-        """rows (A, ...) sorted by expert are sent -> what `finish` needs."""
+        """rows (A, ...) sorted by expert are sent -> what `finish` needs; they must not change until `finish` has given the last part."""
         return rows
 
-    def finish(self, moving: Any, way: Any) -> Any:
-        """The rows of the experts here, sorted by expert."""
+    def finish(self, moving: Any, way: Any, part: int) -> Any:
+        """The rows of the part's experts, sorted by expert; those of the next part are then sent."""
         return moving
 
-    def start_back(self, rows: Any, way: Any) -> Any:
+    def start_back(self, rows: Any, way: Any, part: int) -> Any:
         """rows as `finish` gave them go back -> what `finish_back` needs."""
         return rows
 
-    def finish_back(self, moving: Any, way: Any) -> Any:
-        """The rows (A, ...) in the order in which `start` got them."""
-        return moving
+    def finish_back(self, moving: list[Any], way: Any) -> Any:
+        """What `start_back` gave of every part -> the rows (A, ...) in the order in which `start` got them."""
+        return moving[0]
+
+
+class Scores:
+    """Where the scores of a group of tokens come together: here, or where ranks hold positions of the same samples, from all of them.
+
+    `counts`: this rank counts the auxiliary losses of a group, which all ranks that share it know.
+    """
+
+    counts = True
+
+    def whole(self, z: Any, at: Microbatch) -> Any:
+        """z (B*T, R) of the positions here -> of all positions of these samples, in order."""
+        return z
+
+
+class Inner:
+    """What this rank has of the inner width of every expert: all of it, or a slice, so that its results are partial sums.
+
+    The weights with which results are combined then have partial gradients too; `biased`: this rank adds the bias behind the sum.
+    """
+
+    biased = True
+
+    def first(self, width: int) -> int:
+        """The first of the columns here, of an inner width."""
+        return 0
+
+    def start(self, dweights: Any) -> Any:
+        """Begin to sum dweights (A,) over the ranks, in place -> what `finish` needs."""
+        return dweights
+
+    def finish(self, begun: Any) -> Any:
+        """The sum (A,)."""
+        return begun
 
 
 @dataclass(frozen=True)
@@ -137,6 +179,8 @@ class Frame:
     attention: Attention = attention
     runs: tuple[slice, ...] = ()
     dispatch: Dispatch = field(default_factory=Dispatch)
+    scores: Scores = field(default_factory=Scores)
+    inner: Inner = field(default_factory=Inner)
     tally: Tally = field(default_factory=Tally)
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     shard: Callable[[int], slice] = every_row
@@ -147,7 +191,7 @@ class Frame:
         tables = None
         if model.position == "rotary":
             held = xp.concatenate([xp.arange(r.start, r.stop) for r in runs or (slice(0, model.context),)])
-            tables = rotary.tables(held, model.head_width, dtype=dtype)
+            tables = rotary.tables(held, model.head_width, model.rotary_base, dtype)
         return cls(model, seed, tables, runs=runs)
 
 
@@ -172,6 +216,18 @@ class Microbatch:
     def rows(self) -> slice:
         """The rows of the B*T that this rank's norms, dropouts and residuals see."""
         return self.frame.shard(self.samples * self.positions)
+
+    @property
+    def length(self) -> int:
+        """The positions of a whole sample."""
+        return self.frame.model.context if self.frame.runs else self.positions
+
+    def places(self, xp: Any) -> Any:
+        """(B*T,): the places of the rows here among those of whole samples (B*length); None where samples are whole."""
+        if not self.frame.runs:
+            return None
+        held = xp.concatenate([xp.arange(run.start, run.stop) for run in self.frame.runs])
+        return (xp.arange(self.samples)[:, None] * self.length + held).reshape(-1)
 
     def dropout(self, x: Any, name: str, backward: bool = False) -> Any:
         """Dropout of x (this rank's rows of B*T, D) or its adjoint: the mask comes from (seed, name, step, global element index)."""

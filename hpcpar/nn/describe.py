@@ -75,6 +75,16 @@ class Parameter:
         return prod(self.local_shape)
 
     @property
+    def of_experts(self) -> bool:
+        """Whether its first dim is the experts of a block."""
+        return ".moe.experts." in self.name
+
+    @property
+    def dispersed(self) -> bool:
+        """Whether some of the experts alone are here, and others with other replicas of the stage."""
+        return self.of_experts and self.local_shape[0] < self.shape[0]
+
+    @property
     def counts(self) -> bool:
         """Whether this rank stands for all that hold the same: in the norm and in checkpoints."""
         return self.piece is None or self.piece.holders[0] == self.piece.index
@@ -186,7 +196,7 @@ def _block(model: Model, i: int) -> Layer:
         *(_experts(f"{name}.moe", model, last) if moe else _mlp(f"{name}.mlp", f, model, last)),
     ]
     used = model.moe.k / model.moe.experts if model.moe and moe else 1.0  # of the experts' weights by a token
-    matrices = 2 * t * sum(int(p.size * used) if ".experts." in p.name else p.size for p in found if p.name.endswith(".weight"))
+    matrices = 2 * t * sum(int(p.size * used) if p.of_experts else p.size for p in found if p.name.endswith(".weight"))
     scores = 2 * 2 * model.heads * model.head_width * t * (t + 1) // 2  # the causal half of Q K' and P V
     return Layer("block", name, tuple(found), matrices + scores)
 

@@ -19,21 +19,37 @@ def forward(rows: Any, counts: tuple[int, ...], numbers: Any, w: dict[str, Any],
     u, s1 = grouped.forward(rows, counts, w["moe.experts.up.weight"], w.get("moe.experts.up.bias"))  # 1
     g, s2 = act.forward(u)  # 2
     g = _dropout(g, numbers, at, name)  # 3
-    y, s4 = grouped.forward(g, counts, w["moe.experts.down.weight"], w.get("moe.experts.down.bias"))  # 4
+    bias = w.get("moe.experts.down.bias") if at.frame.inner.biased else None
+    y, s4 = grouped.forward(g, counts, w["moe.experts.down.weight"], bias)  # 4
     return y, (counts, numbers, s1, s2, s4)
 
 
-def backward(dy: Any, saved: tuple, w: dict[str, Any], sink: Sink, at: Microbatch, name: str) -> Any:
-    """dy (A, D) -> drows (A, D)."""
+def backward(dy: Any, saved: tuple, w: dict[str, Any], at: Microbatch, name: str) -> tuple[Any, dict[str, Any]]:
+    """dy (A, D) -> drows (A, D), and by parameter what W needs."""
     counts, numbers, s1, s2, s4 = saved
     act = ACTIVATIONS[at.frame.model.mlp]
-    dg, held = grouped.backward_input(dy, s4, counts, w["moe.experts.down.weight"])  # 4
-    sink("moe.experts.down", grouped.backward_weight, held)
+    dg, down = grouped.backward_input(dy, s4, counts, w["moe.experts.down.weight"])  # 4
     dg = _dropout(dg, numbers, at, name)  # 3
     du = act.backward_input(dg, s2)  # 2
-    drows, held = grouped.backward_input(du, s1, counts, w["moe.experts.up.weight"])  # 1
-    sink("moe.experts.up", grouped.backward_weight, held)
-    return drows
+    drows, up = grouped.backward_input(du, s1, counts, w["moe.experts.up.weight"])  # 1
+    return drows, {"moe.experts.down": down, "moe.experts.up": up}
+
+
+def of(w: dict[str, Any], some: slice) -> dict[str, Any]:
+    """The weights of some of the experts here: views."""
+    return {name: v[some] for name, v in w.items() if name.startswith("moe.experts.")}
+
+
+def hand_over(held: list[tuple[slice, dict[str, Any]]], sink: Sink) -> None:
+    """Give W what `backward` left of every part of the experts here."""
+    for part in held[0][1]:
+        sink(part, _backward_weight, [(some, left[part]) for some, left in held])
+
+
+def _backward_weight(held: list[tuple[slice, grouped.Held]], dw: Any, db: Any, add: bool) -> None:
+    """The W of steps 1 and 4: the rows of an expert are all in one part, so that its product is one, however many parts there are."""
+    for some, of_part in held:
+        grouped.backward_weight(of_part, dw[some], None if db is None else db[some], add)
 
 
 def has_dropout(at: Microbatch) -> bool:
@@ -43,8 +59,8 @@ def has_dropout(at: Microbatch) -> bool:
 
 
 def _dropout(x: Any, numbers: Any, at: Microbatch, name: str) -> Any:
-    """Dropout of x (A, F), or its adjoint: the mask comes from (seed, name, step, global token, expert, element)."""
-    moe = at.frame.model.moe
+    """Dropout of x (A, F here), or its adjoint: the mask comes from (seed, name, step, global token, expert, element)."""
+    moe, width = at.frame.model.moe, at.frame.model.expert_width
     if not moe or not has_dropout(at):
         return x
-    return dropout.rows(x, dropout.key(at.frame.seed, f"{name}.experts", at.step), numbers, moe.dropout)
+    return dropout.rows(x, dropout.key(at.frame.seed, f"{name}.experts", at.step), numbers, moe.dropout, at.frame.inner.first(width))

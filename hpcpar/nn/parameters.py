@@ -7,6 +7,7 @@ Layers see views. Matrices that multiply the same input lie side by side, so que
 without a copy. Updates, buckets and shards are slices of the flat arrays. Where several ranks cut a layer, each has its pieces alone; the
 parameters that all of them hold whole lie first, as one slice, which the backward completes last: no bucket reaches across its border, so
 that they stand alike in sums over replicas, whose order may depend on the place, and come out as the same bits on all of those ranks.
+Where experts are cut over the replicas of a stage, those that are here lie last: their gradients are summed over fewer ranks.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class FlatMap:
 
     `names` maps a parameter's name to its span, `parameters` to its description; `size` is the number of weights and `total` the
     number of gradients: a tied weight that the embedding and the head of one stage both use has a gradient for each use. `border` is the
-    number of elements, the first ones, that all ranks which cut the layers hold whole (`uncut_first`).
+    number of elements, the first ones, that all ranks which cut the layers hold whole (`uncut_first`); `common` that of those, the first
+    ones too, which every replica of the stage holds: behind them are experts that only some do.
     """
 
     def __init__(self, layers: Sequence[Layer], uncut_first: bool = True):
@@ -56,9 +58,10 @@ class FlatMap:
         self.names: dict[str, Span] = {}
         self.parameters: dict[str, Parameter] = {}
         own = {p.name: p for layer in layers for p in layer.parameters}
-        uncut = [p for p in own.values() if uncut_first and self._uncut(p)]
-        self.border = sum(p.size for p in uncut)
-        for p in (*uncut, *(p for p in own.values() if p not in uncut)):
+        where = {p: 0 if uncut_first and self._uncut(p) else 1 + p.dispersed for p in own.values()}
+        self.border = sum(p.local_size for p, at in where.items() if at == 0)
+        self.common = sum(p.local_size for p, at in where.items() if at < 2)
+        for p in sorted(where, key=lambda p: where[p]):
             start = self.size
             self.parameters[p.name] = p
             self.names[p.name] = Span(start, start + p.local_size, p.local_shape)

@@ -15,6 +15,7 @@ class Seen(NamedTuple):
     routed: int  # tokens
     balance: Any  # this microbatch's share of the step's auxiliary loss, with its coefficient
     z: Any  # and of its z-loss
+    wanted: tuple[int, ...] | None = None  # assignments to each expert before the drop; none where experts choose, or nothing is dropped
 
 
 class Tally:

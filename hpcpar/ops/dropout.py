@@ -61,8 +61,8 @@ def hashes(xp: Any, key: int, first: int, size: int) -> Array:
     return h
 
 
-def rows(x: Array, key: int, numbers: Array, rate: float) -> Array:
-    """x (A, F) -> y (A, F), where row a has the mask of the elements numbers[a] 2^32 + f: rows that have been moved keep theirs.
+def rows(x: Array, key: int, numbers: Array, rate: float, first: int = 0) -> Array:
+    """x (A, F) -> y (A, F), where row a has the mask of the elements numbers[a] 2^32 + first + f: rows that are moved or cut keep theirs.
 
     numbers (A,) are integers below 2^32. The mask is diagonal, so the backward is the same call on dy.
     """
@@ -75,15 +75,15 @@ def rows(x: Array, key: int, numbers: Array, rate: float) -> Array:
 
         x = contiguous(x)
         y = xp.empty_like(x)
-        kernel.drop_rows(x, y, k0, k1, _threshold(rate), 1 / (1 - rate))
+        kernel.drop_rows(x, y, first, k0, k1, _threshold(rate), 1 / (1 - rate))
         return y
-    return rows_array(x, k0, k1, rate)
+    return rows_array(x, k0, k1, rate, first)
 
 
-def rows_array(x: Array, k0: Array, k1: Array, rate: float) -> Array:
+def rows_array(x: Array, k0: Array, k1: Array, rate: float, first: int = 0) -> Array:
     """`rows` in array text."""
     xp = array_module(x)
-    low = xp.arange(x.shape[1], dtype=xp.uint32)
+    low = xp.arange(first, first + x.shape[1], dtype=xp.uint32)
     keep = _mix(_mix(low[None, :] ^ k0[:, None]) + k1[:, None]) >= xp.uint32(_threshold(rate))
     return xp.where(keep, x * (1 / (1 - rate)), x.dtype.type(0))
 

@@ -18,11 +18,25 @@ from hpcpar.nn.parameters import FlatMap
 
 
 class Buckets:
-    """The buckets of one stage's gradients; `ready` takes finished spans, `finish` waits for all sums."""
+    """The buckets of one stage's gradients; `ready` takes finished spans, `finish` waits for all sums.
 
-    def __init__(self, at: FlatMap, flat: Any, group: Group, stage: int, bucket_mb: float, first_mb: float, algorithm: str):
+    `within` is the range of the flat array that `group` sums; None stands for all of it.
+    """
+
+    def __init__(
+        self,
+        at: FlatMap,
+        flat: Any,
+        group: Group,
+        stage: int,
+        bucket_mb: float,
+        first_mb: float,
+        algorithm: str,
+        within: tuple[int, int] | None = None,
+    ):
         self._flat, self._group, self._stage, self._algorithm = flat, group, stage, algorithm
-        spans = [(s.start, s.stop) for s in at.names.values()]
+        low, high = within or (0, at.size)
+        spans = [(s.start, s.stop) for s in at.names.values() if low <= s.start < high]
         groups = [s for s in spans if s[0] >= at.border], [s for s in spans if s[0] < at.border]
         self.buckets = plan_groups(groups, flat.itemsize, bucket_mb * 1e6, first_mb * 1e6)
         self._missing: list[int] = []

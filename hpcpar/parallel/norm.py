@@ -1,7 +1,8 @@
 """The norm of the whole gradient, the same bits for every plan: squares a parameter, summed in name order.
 
 Each rank fills the places of the parameters that it is the first to hold; the all-reduce adds only zeros to them, so it is exact.
-Where parameters are sharded, each rank adds the squares of its pieces: the same but for the order of one parameter's sum.
+Where parameters are sharded, each rank adds the squares of its pieces: the same but for the order of one parameter's sum. Experts that are
+cut over ranks add up in the order of the experts, from a row for each of those ranks: every replica then finds the same bits.
 """
 
 from __future__ import annotations
@@ -36,15 +37,18 @@ def norm_of(squares: np.ndarray) -> float:
     return math.sqrt(total) if math.isfinite(total) else math.inf
 
 
-def gradient_norm(names: Sequence[str], mine: Mapping[str, Sequence[Any]], group: Group | None) -> float:
+def gradient_norm(names: Sequence[str], mine: Mapping[str, Sequence[Any]], group: Group | None, place: tuple[int, int] = (0, 1)) -> float:
     """The norm over all parameters of the model.
 
-    `names` are all parameters in name order, `mine` the pieces of their gradients that this rank counts, `group` the ranks that count.
+    `names` are all parameters in name order, `mine` the pieces of their gradients that this rank counts, `group` the ranks that count;
+    `place` says which of how many pieces of the experts this rank holds.
     """
-    squares = squares_of(names, mine)
+    index, pieces = place
+    squares = np.zeros((pieces, len(names)))
+    squares[index] = squares_of(names, mine)
     if group is not None and group.size > 1:
         group.allreduce(squares, "sum", "norm")
-    return norm_of(squares)
+    return norm_of(sum(squares[1:], squares[0]))
 
 
 class Shares:

@@ -87,21 +87,24 @@ class Asynchronous(Trainer):
 
     def _gathered(self, first: int, step: int) -> tuple[list[float], list[float] | None]:
         """Summed losses and gradient norms of the steps of a stretch, on every rank."""
-        sums = np.zeros(step - first)
+        sums = np.zeros(step - first + 1)
+        sums[-1] = self.wish()
         for k in sorted(self.executor.losses) if self.pipeline.leads else ():
             sums[k // self.flow.group - first] += self.executor.losses[k]
         self.executor.losses.clear()
         if self.world.size > 1:
             self.world.allreduce(sums, "sum", "loss")
+        *losses, stops = sums.tolist()
+        self.stopping = stops > 0
         if self._common:
-            return sums.tolist(), [self._norms[t + 1] for t in range(first, step)]
+            return losses, [self._norms[t + 1] for t in range(first, step)]
         if max(self.flow.replicas) > 1:
-            return sums.tolist(), None  # versions of different stages do not correspond
+            return losses, None  # versions of different stages do not correspond
         squares = np.stack([self._squares[t + 1] for t in range(first, step)])
         group = self.pipeline.norm_group
         if group:
             group.allreduce(squares, "sum", "norm")
-        return sums.tolist(), [norm_of(row) for row in squares]
+        return losses, [norm_of(row) for row in squares]
 
     # numbers
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from hpcpar.comm.world import Group, World
 from hpcpar.config import Config
 from hpcpar.forms import tensor
+from hpcpar.forms.expert import cut_layer
 from hpcpar.mesh import Mesh
 from hpcpar.nn.context import Frame
 from hpcpar.nn.describe import cut_stages
@@ -17,8 +18,11 @@ from hpcpar.nn.stage import Stage
 from hpcpar.optim import OPTIMIZERS
 from hpcpar.parallel import context
 from hpcpar.parallel.compress import CODECS, Compressed
+from hpcpar.parallel.expert import Exchange
+from hpcpar.parallel.routing import share
 from hpcpar.parallel.shared import Shared, spans_of
 from hpcpar.parallel.tensor import cut_frame
+from hpcpar.run import expert
 from hpcpar.run.offload import Offloaded
 from hpcpar.run.part import Part
 from hpcpar.run.program import replicas_of
@@ -54,6 +58,7 @@ class Pipeline:
     data_group: Group | None = None
     tensor_group: Group | None = None  # the ranks that cut each layer
     context_group: Group | None = None  # the ranks that cut each sample
+    place: tuple[int, int] = (0, 1)  # which piece of the experts is here, and of how many
     _forward: dict[int, tuple[Action, ...]] = field(default_factory=dict)
 
     @property
@@ -117,33 +122,48 @@ def build(config: Config, world: World, program: Program, xp: Any) -> Pipeline:
     sharers = {i: tensor.heads_of(config.model, plan.tp, i)[2] for i in range(plan.tp)}  # who holds the same key/value heads
     groups["tp"] |= {tuple(g[i] for i in some) for g in groups["tp"] for some in sharers.values()}
     groups["tp"] |= {_of_all(replicas, s, some) for s in range(schedule.stages) for some in sharers.values() if len(some) > 1}
+    for axis, more in expert.groups(mesh, schedule, plan).items():
+        groups[axis] = groups.get(axis, set()) | more
     wanted: Iterable[tuple[str, tuple[int, ...]]] = [
-        (axis, g) for axis, every in groups.items() for g in every if len(g) > 1 or (plan.zero and axis == "dp")
+        (axis, g) for axis, every in groups.items() for g in every if len(g) > 1 or (plan.zero and axis in ("dp", "expert_dp"))
     ]
     world.split(wanted)
     cp = world.of("cp", mesh.group("cp", world.rank)) if plan.cp > 1 else None
     frame = context.frame(config, cp, xp)
-    pipeline = Pipeline(world, mesh, program, rank, at["dp"], frame, at, context_group=cp)
+    ep, place = plan.ep, expert.place_of(mesh, plan.ep, world.rank)
+    if ep > 1:
+        frame = replace(frame, dispatch=Exchange(world.of("ep", expert.exchange_of(mesh, ep, world.rank)), plan.experts))
+    pipeline = Pipeline(world, mesh, program, rank, at["dp"], frame, at, context_group=cp, place=place)
 
     def mine(axis: str) -> Group | None:
         ranks = mesh.group(kinds[axis], world.rank)
         return world.of(axis, ranks) if len(ranks) > 1 else None
 
     pipeline.data_group, pipeline.tensor_group = mine("dp"), mine("tp")
-    pipeline.norm_group = world if plan.zero and world.size > 1 else mine("pp")  # with shards every rank counts its own
-    frame = pipeline.frame = cut_frame(frame, pipeline.tensor_group, plan.sequence)
+    all_pieces = expert.norm_of(mesh, ep, world.rank)
+    pipeline.norm_group = world.of("pp", all_pieces) if len(all_pieces) > 1 else None
+    if plan.zero and world.size > 1:
+        pipeline.norm_group = world  # with shards every rank counts its own
+    frame = cut_frame(frame, pipeline.tensor_group, plan.sequence)
+    if config.model.moe:
+        frame = share(frame, cp, pipeline.tensor_group, plan.context)
+    pipeline.frame = frame
     kind: Any = OPTIMIZERS[train.optimizer]
     rule = kind.of(train)
     kind_of_part = Offloaded if plan.offload else Part
     for s in schedule.stages_of(rank):
         layers = [tensor.cut_layer(layer, config.model, plan.tp, at["tp"], plan.sequence) for layer in stages[s]]
+        layers = [cut_layer(layer, ep, place[0]) for layer in layers]
         stage, holders, copies = Stage(layers, frame, plan.recompute, plan.zero < 2), schedule.holders(s), replicas[s, at["tp"]]
+        same = expert.holders_of(mesh, schedule, s, ep, world.rank)
+        same_group = world.of("expert_dp", same) if ep > 1 and (len(same) > 1 or plan.zero) else None
         if plan.zero:
             group = world.of("dp", copies)
-            part: Part = Sharded(stage, s, holders, rule, xp, train.precision, group, plan, config.model.tied)
+            part: Part = Sharded(stage, s, holders, rule, xp, train.precision, group, plan, config.model.tied, same_group)
         else:
             part = kind_of_part(stage, s, holders, rule, xp, train.precision)
             part.group = world.of("dp", copies) if len(copies) > 1 else None
+            part.place, part.expert_group = place, same_group
         if part.group and schedule.synchronous and plan.sync.mode == "bsp":
             part.buckets = compressed(config, part, part.group) if plan.sync.compress != "none" else part.reducer(plan.sync)
             if len(holders) == 1:  # the two copies of a stage finish at different times: their sums start at D, in one order

@@ -105,7 +105,7 @@ class Executor:
         self.losses.clear()
         handlers = self._handlers
         for action in actions:
-            self.recorder.action = action
+            self.recorder.at(action)
             self.world.alarm.check()
             handlers[action.kind](self, action, work)
         for pending in self._sends:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcpar.config import Config, Model, Plan
 from hpcpar.errors import PlanError
-from hpcpar.forms import context, experts, tensor
+from hpcpar.forms import context, expert, mixture, tensor, ways
 from hpcpar.run.streams import is_asynchronous
 from hpcpar.schedule.generate import rule_of
 from hpcpar.schedule.program import Schedule
@@ -27,13 +27,11 @@ def check_model(m: Model) -> None:
     if m.position == "rotary" and m.head_width % 2:
         raise PlanError(f"rotary positions need an even head width, width / heads = {m.head_width}; use another number of heads")
     if m.moe:
-        experts.check(m, m.moe)
+        mixture.check(m, m.moe)
 
 
 def check_plan(plan: Plan, ranks: int) -> None:
     """Raise PlanError if the plan does not fit `ranks` MPI ranks."""
-    if plan.ep > 1:
-        raise PlanError(f"plan.ep = {plan.ep}: this release keeps all experts on every rank; use plan.ep = 1")
     if plan.replicas and (len(plan.replicas) != plan.pp or plan.dp > 1):
         raise PlanError(
             f"plan.replicas = {list(plan.replicas)} needs one entry for each of plan.pp = {plan.pp} stages and plan.dp = 1, not {plan.dp}"
@@ -48,7 +46,9 @@ def check_plan(plan: Plan, ranks: int) -> None:
 
 def check_sharing(config: Config) -> None:
     """Raise PlanError if the way in which ranks share layers, samples, work and memory cannot be."""
-    experts.check_sharing(config)
+    mixture.check_sharing(config)
+    expert.check(config)
+    ways.check(config)
     for check in (check_tensor, check_context, check_zero, check_algorithm, check_compress, check_local, check_stale, check_offload):
         check(config)
 
@@ -183,7 +183,12 @@ def check_local(config: Config) -> None:
 
 def check_flushes(config: Config) -> None:
     """Raise PlanError where a schedule without flushes cannot do what the plan says of its replicas."""
-    sync, name = config.plan.sync, config.plan.schedule
+    sync, name, ep = config.plan.sync, config.plan.schedule, config.plan.ep
+    if ep > 1:
+        raise PlanError(
+            f"plan.ep = {ep} with {name}: replicas that exchange rows must be at the same microbatch and version, which a flush at every "
+            'step sees to; use schedule = "1f1b" or ep = 1'
+        )
     if sync.mode == "local" or sync.compress != "none":
         what = f'compress = "{sync.compress}"' if sync.compress != "none" else 'mode = "local"'
         raise PlanError(f'plan.sync.{what} needs a schedule with a flush at every step, and {name} has none; use schedule = "1f1b"')

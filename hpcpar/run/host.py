@@ -14,10 +14,10 @@ import hpcpar
 PACKAGES = ("numpy", "mpi4py", "h5py", "numba", "msgspec", "cupy-cuda12x", "cupy-cuda13x")
 
 
-def host() -> dict[str, Any]:
-    """This rank's host."""
+def host(threads: int, gpu: int | None = None) -> dict[str, Any]:
+    """This rank's host, its cores, BLAS threads and GPU's number there."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return {"name": socket.gethostname(), "pid": os.getpid(), "cores": cores}
+    return {"name": socket.gethostname(), "pid": os.getpid(), "cores": cores, "threads": threads, "gpu": gpu}
 
 
 def versions() -> dict[str, str]:

@@ -32,7 +32,7 @@ from hpcpar.run.trainer import Result
 class Local(Synchronous):
     """Periods of steps without a word to other replicas, each with an average behind it."""
 
-    shares_state = False
+    shares_state, sums_losses = False, False
     skipping = "the update is skipped on the replicas that have it"
 
     def __init__(self, *arguments: Any):
@@ -70,7 +70,7 @@ class Local(Synchronous):
     def until(self, step: int) -> Iterator[Result]:
         """Make the steps up to `step`; the results of a period are known at its average."""
         every = self.config.plan.sync.every
-        while self.steps < step:
+        while self.steps < step and not self.stopping:
             yield from self._period(min(step, every * (self.steps // every + 1)))
 
     def _period(self, last: int) -> Iterator[Result]:
@@ -100,9 +100,10 @@ class Local(Synchronous):
         """The rows of all ranks added up, and the labels of the steps that each replica took (dp,)."""
         labels = np.zeros(self.config.plan.dp)
         labels[self.pipeline.replica] = applied
-        both = np.concatenate([mine.reshape(-1), labels])
+        both = np.concatenate([mine.reshape(-1), labels, [float(self.wish())]])
         self.world.allreduce(both, "sum", "loss")
-        return both[: mine.size].reshape(mine.shape), both[mine.size :]
+        self.stopping = both[-1] > 0
+        return both[: mine.size].reshape(mine.shape), both[mine.size : -1]
 
     def _average(self, labels: np.ndarray) -> None:
         """One model from all replicas, weighted by their labels (dp,); where none took a step, all hold it already."""

@@ -17,16 +17,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpcpar.config import Config
+from hpcpar.forms.expert import cut_layer as cut_experts
 from hpcpar.forms.memory import KINDS, POLICIES, formula, formula_bytes
 from hpcpar.forms.tensor import cut_layer
 from hpcpar.mesh import Mesh
-from hpcpar.nn.describe import cut_stages
+from hpcpar.nn.describe import Layer, cut_stages
 from hpcpar.nn.parameters import FlatMap
 from hpcpar.optim import OPTIMIZERS
 from hpcpar.parallel.zero import cut
-from hpcpar.run import feasible
 from hpcpar.run.activations import InFlight, in_flight
-from hpcpar.run.program import program_of, replicas_of
+from hpcpar.run.expert import holders_of, place_of
+from hpcpar.run.program import checked, replicas_of
 from hpcpar.schedule.lifetimes import lifetimes
 
 
@@ -69,15 +70,12 @@ class Held:
 def held(config: Config) -> list[Held]:
     """What the ranks of a run hold, ranks that hold the same together; raises PlanError where the run could not be."""
     plan = config.plan
-    feasible.check_model(config.model)
-    feasible.check_plan(plan, plan.ranks)
-    feasible.check_sharing(config)
-    size, program = feasible.microbatch_size(config), program_of(config)
+    program, size = checked(config, plan.ranks)
     schedule = program.schedule
     mesh, lives = Mesh.of(plan), lifetimes(schedule)
     layers = cut_stages(config.model, plan.stages, schedule.stages)
-    pieces = [[[cut_layer(x, config.model, plan.tp, t, plan.sequence) for x in stage] for stage in layers] for t in range(plan.tp)]
-    maps = [[FlatMap(stage, plan.zero < 2) for stage in every] for every in pieces]
+    every = [(t, e) for t in range(plan.tp) for e in range(plan.ep)]
+    maps = {at: [FlatMap([_here(x, config, *at) for x in stage], plan.zero < 2) for stage in layers] for at in every}
     kind: Any = OPTIMIZERS[config.train.optimizer]
     states = len(kind.names)
     found: list[Held] = []
@@ -88,19 +86,23 @@ def held(config: Config) -> list[Held]:
         alive = {"parameters": life.weight_versions, "gradients": max(1, life.gradient_buffers), "optimizer": 1}
         coefficients = {kind: c * alive[kind] for kind, c in once.items()}
         owners = replicas_of(mesh, schedule, stages[0], at["tp"])
-        mine_at = maps[at["tp"]]
+        mine_at = maps[at["tp"], place_of(mesh, plan.ep, rank)[0]]
         elements = sum(mine_at[s].size for s in stages)
+        apart = elements - sum(mine_at[s].common for s in stages)  # of experts, which fewer ranks share
+        n = len(holders_of(mesh, schedule, stages[0], plan.ep, rank))
+        parts = [formula_bytes(coefficients, plan.zero, *of) for of in ((elements - apart, len(owners)), (apart, n))]
         mine = Held(
             [rank],
             list(stages),
             elements,
             len(owners),
-            formula(coefficients, plan.zero),
-            formula_bytes(coefficients, plan.zero, elements, len(owners)),
+            formula(coefficients, plan.zero) + f", N = {n} of the Ψ = {apart:,} of experts" * (apart > 0 and plan.zero > 0),
+            {kind: sum(part[kind] for part in parts) for kind in parts[0]},
             None if config.model.moe else in_flight(config, {s: layers[s] for s in stages}, program.ranks[at["pp"]], at, size),
         )
         for s in stages:
-            _stage(config, mine_at[s], coefficients, once, alive["gradients"], len(owners), owners.index(rank), mine)
+            same = holders_of(mesh, schedule, s, plan.ep, rank)
+            _stage(config, mine_at[s], coefficients, once, alive["gradients"], [(len(g), g.index(rank)) for g in (owners, same)], mine)
         alike = next((h for h in found if replace(h, ranks=[rank]) == mine), None)
         if alike:
             alike.ranks.append(rank)
@@ -109,10 +111,22 @@ def held(config: Config) -> list[Held]:
     return found
 
 
+def _here(layer: Layer, config: Config, t: int, e: int) -> Layer:
+    """A layer with what is held of it at place t along tp and by place e of those that exchange rows."""
+    plan = config.plan
+    return cut_experts(cut_layer(layer, config.model, plan.tp, t, plan.sequence), plan.ep, e)
+
+
 def _stage(
-    config: Config, at: FlatMap, coefficients: dict[str, int], once: dict[str, int], open_: int, owners: int, owner: int, into: Held
+    config: Config,
+    at: FlatMap,
+    coefficients: dict[str, int],
+    once: dict[str, int],
+    open_: int,
+    owners: list[tuple[int, int]],
+    into: Held,
 ) -> None:
-    """Add what one stage holds on one of its owners."""
+    """Add what one stage holds on one of its owners; `owners` are their number and its place: of the stage, and of the experts here."""
     zero, itemsize, tied = config.plan.zero, once["parameters"], config.model.tied
     second = (at.total - at.size) * once["gradients"]
     if not zero:
@@ -120,9 +134,13 @@ def _stage(
             into.kinds[kind] += c * at.size
         into.add({"tied gradient": second * open_})
         return
-    shards = cut.shards_of(at, zero, tied, config.plan.sync, itemsize, owners)
+    every = [
+        (cut.shards_of(at, zero, tied, config.plan.sync, itemsize, n, within), owner)
+        for (within, n), (_, owner) in zip(cut.ranges(at, *(n for n, _ in owners)), owners, strict=False)
+    ]
+    shards = every[0][0]
     for kind, c in coefficients.items():
-        into.kinds[kind] += c * (shards.size(owner) if zero >= KINDS[kind] else at.size)
+        into.kinds[kind] += c * (sum(of.size(owner) for of, owner in every) if zero >= KINDS[kind] else at.size)
     into.add({"tied gradient": second * open_})
     if zero >= 2:
         into.add({"gradient buckets": cut.slots(high - low for low, high in shards.buckets) * once["gradients"]})

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,9 @@ class Output:
         path = folder / METRICS
         if after is not None and path.exists():
             self.lines = [line for line in read_metrics(folder) if line["step"] <= after]
-        path.write_text("".join(_text(line) for line in self.lines))
+        _replace(path, lambda fresh: fresh.write_text("".join(_text(line) for line in self.lines)))
         self._metrics = path.open("a")
-        configuration.save(config, folder / CONFIG)
+        _replace(folder / CONFIG, lambda fresh: configuration.save(config, fresh))
 
     def step(self, line: dict[str, Any]) -> None:
         """Append a step's line; it is in the file when this returns."""
@@ -38,9 +40,11 @@ class Output:
 
     def summary(self, fields: dict[str, Any]) -> None:
         """Write summary.json, whole or not at all."""
-        fresh = self.folder / f".{SUMMARY}.new"
-        fresh.write_text(json.dumps(_finite(fields), indent=1) + "\n")
-        fresh.replace(self.folder / SUMMARY)
+        _replace(self.folder / SUMMARY, lambda fresh: fresh.write_text(json.dumps(_finite(fields), indent=1) + "\n"))
+
+    def sync(self) -> None:
+        """The lines so far are on the disk: before a checkpoint that comes after them."""
+        os.fsync(self._metrics.fileno())
 
     def close(self) -> None:
         """Close the files."""
@@ -83,6 +87,13 @@ def refuse_overwriting(folder: Path) -> None:
     if (folder / METRICS).exists():
         steps = len((folder / METRICS).read_text().splitlines())
         raise PlanError(f"--out {folder} already holds a run of {steps} steps; use --resume to go on with it, or another folder")
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file whole, or leave what was there."""
+    fresh = path.with_name(f".{path.name}.new")
+    write(fresh)
+    fresh.replace(path)
 
 
 def _text(line: dict[str, Any]) -> str:

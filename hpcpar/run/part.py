@@ -20,8 +20,10 @@ from hpcpar.nn.parameters import FlatMap, initial
 from hpcpar.nn.stage import Stage
 from hpcpar.optim import selection
 from hpcpar.parallel.buckets import Buckets
+from hpcpar.parallel.regions import Regions
 from hpcpar.parallel.shared import Shared
 from hpcpar.parallel.zero.gradients import Streamed
+from hpcpar.run.expert import same_experts
 
 Values = tuple[str, str, tuple[slice, ...], Any]  # "weights" or a state of the optimizer, parameter, slices of it, values
 
@@ -38,7 +40,9 @@ class Part:
         self.newest = 0
         self.applied = 0  # updates, without those that were skipped: Adam's bias correction counts these
         self.group: Group | None = None  # the ranks that hold this stage too: replicas and copies
-        self.buckets: Buckets | Streamed | None = None
+        self.expert_group: Group | None = None  # those of them that hold the same experts, where they are cut
+        self.place = (0, 1)  # which piece of the experts is here, and of how many
+        self.buckets: Buckets | Regions | Streamed | None = None
         self.shared: Shared | None = None  # where several ranks cut the stage's layers
         self.beside: dict[str, int] = {}  # bytes by kind of what is kept with this stage for the sake of its replicas
         self._flat: dict[int, Any] = {}
@@ -104,10 +108,14 @@ class Part:
     def _step(self, flat: Any, gradients: Any, rate: float, scale: float) -> None:
         g = gradients.flat[: self.map.size]
         self.rule.step(flat, g, self.state, self.segments, self.applied, rate, scale)
-        for at in (slice(s.start, s.stop) for s in self.map.balanced()):
-            moe = self.stage.frame.model.moe
-            assert moe is not None
-            selection.balance(flat[at], g[at], moe.bias_rate)
+        self._balance(flat, g)
+
+    def _balance(self, weights: Any, gradients: Any, start: int = 0) -> None:
+        """Move what lies of selection biases in these pieces of the flat arrays, which begin at `start`."""
+        moe, stop = self.stage.frame.model.moe, start + len(gradients)
+        for span in self.map.balanced() if moe else ():
+            at = slice(max(span.start, start) - start, max(min(span.stop, stop) - start, 0))
+            selection.balance(weights[at], gradients[at], moe.bias_rate)  # type: ignore[union-attr]
 
     def rename(self, version: int) -> None:
         """The newest weights, the only ones, are those of `version`."""
@@ -128,10 +136,14 @@ class Part:
             **self.beside,
         }
 
-    def reducer(self, sync: Sync) -> Buckets | Streamed:
-        """What sums this part's gradients over `group` as they become complete."""
+    def reducer(self, sync: Sync) -> Buckets | Regions | Streamed:
+        """What sums this part's gradients over `group` as they become complete, those of experts that are cut over their own."""
+        at, sizes = self.map, (sync.bucket_mb, sync.first_bucket_mb, sync.algorithm)
         assert self.group is not None and isinstance(self.gradients, Gradients)
-        return Buckets(self.map, self.gradients.flat, self.group, self.index, sync.bucket_mb, sync.first_bucket_mb, sync.algorithm)
+        every = Buckets(at, self.gradients.flat, self.group, self.index, *sizes, within=(0, at.common))
+        if not self.expert_group or at.common == at.size:
+            return every
+        return Regions([every, Buckets(at, self.gradients.flat, self.expert_group, self.index, *sizes, within=(at.common, at.size))])
 
     def sum_start(self, gradients: Any, algorithm: str) -> Sequence[Pending]:
         """Start to sum whole gradients over the replicas of the stage."""
@@ -140,8 +152,8 @@ class Part:
 
     def counted_gradients(self, gradients: Any, rank: int) -> dict[str, list[Any]]:
         """What pipeline rank `rank` adds to the norm, by name: pieces whose squares, over all ranks, are each parameter's once."""
-        named = gradients.by_name()
-        return {n: [named[n]] for n in self.counted(rank)}
+        named, first = gradients.by_name(), self.place[0] == 0  # of the ranks that exchange rows, for what all of them hold
+        return {n: [named[n]] for n, p in self.counted(rank).items() if first or p.dispersed}
 
     def tied_gradient(self, gradients: Any) -> Any:
         """What the two stages that hold a tied weight exchange: the sums over replicas that this rank updates with."""
@@ -152,9 +164,11 @@ class Part:
         return gradients.by_name()
 
     def owned(self, mesh: Mesh, rank: int) -> Iterator[Values]:
-        """What an MPI rank writes to a checkpoint: of its n replicas along dp and cp, number i % n has parameter i."""
-        replicas, kinds = mesh.group(("dp", "cp"), rank), {"weights": self.weights_by_name(), **self.state_by_name()}
+        """What an MPI rank writes to a checkpoint: of the n replicas along dp and cp of a parameter, number i % n has parameter i."""
+        kinds = {"weights": self.weights_by_name(), **self.state_by_name()}
+        every, same = mesh.group(("dp", "cp"), rank), same_experts(mesh, self.place[1], rank)
         for i, (name, parameter) in enumerate(self.counted(mesh.coordinates(rank)["pp"]).items()):
+            replicas = same if parameter.dispersed else every
             if replicas[i % len(replicas)] == rank:
                 yield from ((kind, name, parameter.slices, views[name]) for kind, views in kinds.items())
 

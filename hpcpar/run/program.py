@@ -5,6 +5,7 @@ from __future__ import annotations
 from hpcpar.config import Config
 from hpcpar.errors import PlanError
 from hpcpar.mesh import Mesh
+from hpcpar.nn.describe import cut_stages
 from hpcpar.run import feasible
 from hpcpar.run.streams import is_asynchronous, proven
 from hpcpar.schedule.check import check
@@ -32,6 +33,16 @@ def program_of(config: Config) -> Program:
     program = lower(schedule, tied=config.model.tied, reduce=(p.dp * p.cp > 1 and p.sync.mode == "bsp") or p.zero > 0)
     check(program)
     return program
+
+
+def checked(config: Config, ranks: int) -> tuple[Program, int]:
+    """The program and the samples of a microbatch of a run on `ranks` ranks; raises PlanError where it cannot be. All that needs no MPI."""
+    feasible.check_model(config.model)
+    feasible.check_plan(config.plan, ranks)
+    feasible.check_sharing(config)
+    program = program_of(config)
+    cut_stages(config.model, config.plan.stages, program.schedule.stages)
+    return program, feasible.microbatch_size(config)
 
 
 def replicas_of(mesh: Mesh, schedule: Schedule, stage: int, t: int) -> tuple[int, ...]:

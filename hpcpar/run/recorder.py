@@ -7,6 +7,7 @@ and remembers the action in hand, for the trace and for the message of a failure
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcpar.trace.schema import Axis, Kind, Operation
@@ -24,6 +25,7 @@ class Recorder:
         self.writer = writer
         self.step = 0
         self.action: Any = "set-up"  # what this rank is at, for the message of a failure
+        self.watch: Callable[[Any], None] | None = None  # told of each action: the watchdog's
         self.peaks: dict[str, int] = {}
 
     def begin(self, step: int) -> None:
@@ -32,10 +34,21 @@ class Recorder:
         if self.writer:
             self.writer.step = step
 
+    def at(self, action: Any) -> None:
+        """What this rank does from now on."""
+        self.action = action
+        if self.watch:
+            self.watch(action)
+
     def message(self, kind: str, start: int, end: int, operation: str = "none", axis: str = "none", **facts: Any) -> None:
         """An event of the communication layer."""
         if self.writer:
             self.writer.record(KINDS[kind], start, end, operation=OPERATIONS[operation], axis=AXES[axis], **facts)
+
+    def pairs(self, block: int, operation: str, axis: str, peers: Sequence[int], sizes: Sequence[int]) -> None:
+        """What this rank gave to each peer in an exchange of a block's rows, in bytes."""
+        if self.writer:
+            self.writer.pairs(block, OPERATIONS[operation], AXES[axis], peers, sizes)
 
     def compute(self, kind: str, start: int, stage: int = -1, microbatch: int = -1, version: int = -1) -> None:
         """Something that this rank computed since `start`."""

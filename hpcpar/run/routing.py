@@ -1,6 +1,7 @@
 """What the mixtures of experts of a step did: auxiliary losses of all ranks, and metrics of this rank's share in its trace.
 
     moe.3.tokens.0     rows that expert 0 of block 3 computed for this rank's samples
+    moe.3.wanted.0     assignments to expert 0 before the drop; only where tokens choose and a capacity may drop
     moe.3.dropped      wanted assignments of them that found no place; tokens without an expert, where experts choose
     moe.3.unrouted     tokens without any expert
     moe.3.routed       tokens
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcpar.nn.describe import has_experts
+
+NOT_CAUSAL = ("expert-choice", "base")
 
 if TYPE_CHECKING:
     from hpcpar.run.trainer import Trainer
@@ -47,9 +50,11 @@ def _record(trainer: Trainer, step: int, block: int, found: list[Any]) -> float:
     routed = sum(s.routed for s in found)
     balance, z = _sum(float(s.balance) for s in found), _sum(float(s.z) for s in found)
     values = {f"tokens.{e}": sum(s.tokens[e] for s in found) for e in range(moe.experts)}
+    if found[0].wanted is not None:
+        values |= {f"wanted.{e}": sum(s.wanted[e] for s in found) for e in range(moe.experts)}
     values |= {"dropped": sum(int(s.dropped) for s in found), "unrouted": sum(int(s.unrouted) for s in found), "routed": routed}
     values |= {"entropy": _sum(float(s.entropy) for s in found) / routed, "balance": balance, "z": z}
-    values["causal"] = int(moe.gate != "expert-choice")
+    values["causal"] = int(moe.gate not in NOT_CAUSAL)
     recorder.begin(step + 1)
     for name, value in values.items():
         recorder.metric(f"moe.{block}.{name}", value)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from hpcpar import checkpoint
 from hpcpar.checkpoint.store import Tensor
-from hpcpar.config import tables
-from hpcpar.errors import PlanError
+from hpcpar.config import Config, build, tables
+from hpcpar.errors import Ended, PlanError
 from hpcpar.ops.array import host_array
 from hpcpar.run import replicas
 from hpcpar.run.trainer import Trainer
@@ -37,12 +38,14 @@ def _owned(trainer: Trainer) -> Iterator[Tensor]:
 
 
 def save(trainer: Trainer, folder: Path, keep: int) -> Path:
-    """Write the checkpoint of the state after `trainer.steps` steps; collective. Raises on every rank if one cannot write."""
+    """Write the checkpoint of the state after `trainer.steps` steps; collective. Raises Ended on every rank if one cannot write."""
     world, start = trainer.world, time.perf_counter_ns()
-    temporary = world.share(checkpoint.prepare(checkpoints(folder), trainer.steps) if world.rank == 0 else None)
-    entry, problem = None, ""
+    trainer.recorder.at("checkpoint")
+    temporary, problem = world.share(_prepared(trainer, folder) if world.rank == 0 else None)
+    entry = None
     try:
-        entry = checkpoint.write_part(temporary, world.rank, _owned(trainer))
+        if not problem:
+            entry = checkpoint.write_part(temporary, world.rank, _owned(trainer))
     except OSError as e:
         problem = f"rank {world.rank}: {e}"
     applied = {n: part.applied for part in trainer.parts.values() for n in part.counted(trainer.pipeline.rank)}
@@ -62,26 +65,37 @@ def save(trainer: Trainer, folder: Path, keep: int) -> Path:
                 checkpoint.prune(checkpoints(folder), keep)
             except OSError as e:
                 problem = str(e)
+        if final is None and temporary:
+            with suppress(OSError):
+                checkpoint.discard(temporary)
     final, problem = world.share((final, problem))
     trainer.recorder.compute("checkpoint", start)
     if problem or final is None:
-        raise OSError(f"the checkpoint of step {trainer.steps} could not be written ({problem}); earlier ones are untouched")
+        raise Ended(
+            f"the checkpoint of step {trainer.steps} could not be written ({problem}); earlier ones are untouched: make room, then --resume"
+        )
     return final
 
 
+def _prepared(trainer: Trainer, folder: Path) -> tuple[Path | None, str]:
+    try:
+        return checkpoint.prepare(checkpoints(folder), trainer.steps), ""
+    except OSError as e:
+        return None, str(e)
+
+
 def restore(trainer: Trainer, path: Path) -> None:
-    """Read weights and optimizer state of this rank's parts from a checkpoint of any plan; raises PlanError where it does not fit."""
+    """Read weights and optimizer state of this rank's parts from a checkpoint of any plan; raises PlanError where it does not fit.
+
+    One that was imported has weights alone: the run begins with them.
+    """
     at = checkpoint.open(path)
+    if "imported" in at.fields:
+        begin(trainer, path)
+        return
     rule = trainer.config.train.optimizer
     saved = at.fields.get("config", {})
-    for table in ("model",):
-        mine = tables(trainer.config)[table]
-        differ = [k for k in mine if saved.get(table, {}).get(k) != mine[k]]
-        if differ:
-            k = differ[0]
-            raise PlanError(
-                f"{path} was made with {table}.{k} = {saved.get(table, {}).get(k)}, not {mine[k]}; resume with the same {table}"
-            )
+    _same_model(trainer.config, at, ())
     if at.fields.get("fingerprint") != trainer.feed.corpus.fingerprint():
         raise PlanError(f"{path} was trained on other tokens than data.source gives here; resume with the same data or start a new --out")
     if saved.get("train", {}).get("optimizer") != rule:
@@ -95,3 +109,22 @@ def restore(trainer: Trainer, path: Path) -> None:
         part.applied = counts.pop()
     trainer.restore_extras(at)
     trainer.resume(at.step)
+
+
+def begin(trainer: Trainer, path: Path) -> None:
+    """Take the weights of a checkpoint of any plan as the first ones of a new run; raises PlanError where the model is another."""
+    at = checkpoint.open(path)
+    _same_model(trainer.config, at, ("dropout",))
+    for part in trainer.parts.values():
+        part.restore(at, trainer.config.train.optimizer, False)
+    trainer.resume(0)
+
+
+def _same_model(config: Config, at: checkpoint.Checkpoint, free: tuple[str, ...]) -> None:
+    """Raise PlanError where a checkpoint is of another model; keys in `free` may differ. A key that it does not know has its default."""
+    of = build({"model": at.fields.get("config", {}).get("model", {})})
+    # A width or a number of heads may be said or left to its default.
+    saved, mine = (tables(c)["model"] | {"kv_heads": c.model.groups, "mlp_width": c.model.inner} for c in (of, config))
+    for k in sorted(saved | mine):
+        if saved.get(k) != mine.get(k) and k not in free:
+            raise PlanError(f"{at.path} was made with model.{k} = {saved.get(k)}, not {mine.get(k)}; use the same model")

@@ -7,7 +7,9 @@ it has cores: those that the ranks of its node may use together, divided by the 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from hpcpar.errors import PlanError
@@ -15,8 +17,10 @@ from hpcpar.errors import PlanError
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
-def threads_for(wanted: int, cores: int, ranks: int) -> int:
+def threads_for(wanted: int, cores: int, ranks: int, allotted: int | None = None) -> int:
     """BLAS threads of a rank: `wanted`, or for 0 its share of the `cores` that the `ranks` of its node may use together.
+
+    A share is at most what the job was `allotted` for a rank: where Slurm does not bind processes, a rank sees cores of other jobs.
 
     Raises PlanError where one rank alone would take more than there are.
     """
@@ -24,7 +28,23 @@ def threads_for(wanted: int, cores: int, ranks: int) -> int:
         raise PlanError(
             f"run.threads = {wanted}, but the ranks of this node may use {cores} cores; use run.threads <= {cores}, or 0 for a share"
         )
-    return wanted or max(1, cores // ranks)
+    share = cores // ranks
+    return wanted or max(1, share if allotted is None else min(share, allotted))
+
+
+def threads_here(wanted: int, cores: int, ranks: int) -> int:
+    """The same, with what this process's job was allotted."""
+    return threads_for(wanted, cores, ranks, allotted(os.environ, ranks))
+
+
+def allotted(env: Mapping[str, str], ranks: int) -> int | None:
+    """Cores that Slurm gave each of the `ranks` ranks of this node; None outside a job."""
+    if "SLURM_JOB_ID" not in env:
+        return None
+    if each := env.get("SLURM_CPUS_PER_TASK", ""):
+        return int(each)
+    together = env.get("SLURM_CPUS_ON_NODE", "")
+    return max(1, int(together) // ranks) if together.isdigit() else None
 
 
 def set_threads(threads: int) -> dict[str, Any]:

@@ -4,6 +4,8 @@
 zero 1     whole                    whole                    shard        all-gather of the weights
 zero 2     whole                    shard, two buckets       shard        all-gather of the weights
 zero 3     shard, two layers        shard, two buckets       shard        nothing: a layer is gathered before each use
+
+Where experts are cut over the replicas (zero 1), they are a range of their own, whose owners are those that hold the same experts.
 """
 
 from __future__ import annotations
@@ -21,27 +23,44 @@ from hpcpar.nn.gradients import Gradients
 from hpcpar.nn.parameters import initial
 from hpcpar.nn.stage import Stage
 from hpcpar.optim import Segment, within
-from hpcpar.parallel.zero.cut import TIED, shards_of, tied_span
+from hpcpar.parallel.regions import Regions
+from hpcpar.parallel.zero.cut import TIED, Cut, ranges, shards_of, tied_span
 from hpcpar.parallel.zero.gradients import Scattered, Streamed, summed
-from hpcpar.parallel.zero.weights import Gathered, spread_start, whole
+from hpcpar.parallel.zero.weights import Gathered, fill, spread_start
 from hpcpar.run.part import Part, Values
 
 
 class Sharded(Part):
-    """The arrays of stage `index` on this rank under plan.zero = 1, 2 or 3; `plan` is the plan, `tied` the model's."""
+    """The arrays of stage `index` on this rank under plan.zero = 1, 2 or 3; `plan` is the plan, `tied` the model's.
+
+    `group` are the replicas of the stage, `same` those of them that hold the same experts where ranks along dp and cp cut them.
+    """
 
     def __init__(
-        self, stage: Stage, index: int, holders: tuple[int, ...], rule: Any, xp: Any, dtype: str, group: Group, plan: Plan, tied: bool
+        self,
+        stage: Stage,
+        index: int,
+        holders: tuple[int, ...],
+        rule: Any,
+        xp: Any,
+        dtype: str,
+        group: Group,
+        plan: Plan,
+        tied: bool,
+        same: Group | None = None,
     ):
         self.zero, self.tied, self.of = plan.zero, tied, group
-        itemsize = xp.dtype(dtype).itemsize
-        self.shards = shards_of(stage.map, plan.zero, tied, plan.sync, itemsize, group.size)
-        self.pieces = self.shards.pieces(group.index)
+        itemsize, groups = xp.dtype(dtype).itemsize, (group, same or group)
+        every = ranges(stage.map, *(g.size for g in groups))
+        cuts = [shards_of(stage.map, plan.zero, tied, plan.sync, itemsize, owners, within) for within, owners in every]
+        self.cuts = Cut.all(list(zip(cuts, groups, strict=False)))
+        self.shards = self.cuts[0].shards
+        self.pieces = tuple(p for c in self.cuts for p in c.pieces)
         super().__init__(stage, index, holders, rule, xp, dtype)
         self.group = group
 
     def _allocate(self, home: Any = None) -> None:
-        xp, dtype, size = self.xp, self.dtype, self.shards.size(self.of.index)
+        xp, dtype, size = self.xp, self.dtype, sum(p.stop - p.start for p in self.pieces)
         if self.zero == 3:
             self._flat[0] = xp.zeros(size, dtype)
             self._views[0] = Gathered(self.map, self.shards, self._flat[0], self.of, self.index, self.tied, xp)
@@ -56,20 +75,30 @@ class Sharded(Part):
         segments = [Segment(*s) for s in self.map.segments()]
         self._segments = [within(segments, p.start, p.stop) for p in self.pieces]
 
-    def reducer(self, sync: Sync) -> Scattered | Streamed:
+    def reducer(self, sync: Sync) -> Scattered | Regions | Streamed:
         """What sums this part's gradients as they become complete."""
         if isinstance(self.gradients, Streamed):
             return self.gradients
-        return Scattered(self.shards, self.gradients.flat, self.of, self.index)
+        every = self._scattered(self.gradients)
+        return every[0] if len(every) == 1 else Regions(every)
+
+    def _scattered(self, gradients: Any) -> list[Scattered]:
+        return [Scattered(c.shards, gradients.flat, c.of, self.index) for c in self.cuts]
+
+    def _summed(self, gradients: Any) -> list[Any]:
+        """The sums of this rank's pieces."""
+        return [g for c in self.cuts for g in summed(gradients, c.shards, c.of.index)]
 
     def _step(self, flat: Any, gradients: Any, rate: float, scale: float) -> None:
         """Update this rank's pieces; those of zero 1 and 2 leave for the other replicas one by one."""
         leaving: list[Pending] = []
-        for b, (piece, g) in enumerate(zip(self.pieces, summed(gradients, self.shards, self.of.index), strict=True)):
+        buckets = [(c, b) for c in self.cuts for b in range(len(c.pieces))]
+        for (c, b), piece, g, segments in zip(buckets, self.pieces, self._summed(gradients), self._segments, strict=True):
             state = {kind: values[piece.at : piece.end] for kind, values in self.state.items()}
-            self.rule.step(self._piece(flat, piece), g, state, self._segments[b], self.applied, rate, scale)
+            self.rule.step(self._piece(flat, piece), g, state, segments, self.applied, rate, scale)
+            self._balance(self._piece(flat, piece), g, piece.start)
             if self.zero < 3:
-                leaving.append(spread_start(flat, self.shards, b, self.of, self.index))
+                leaving.append(spread_start(flat, c.shards, b, c.of, self.index))
         for pending in leaving:
             pending.wait()
 
@@ -118,12 +147,11 @@ class Sharded(Part):
 
     def sum_start(self, gradients: Any, algorithm: str) -> Sequence[Pending]:
         """Start to sum whole gradients to their owners, by the MPI's own algorithm."""
-        scattered = Scattered(self.shards, gradients.flat, self.of, self.index)
-        return [scattered.leave(b) for b in range(len(self.shards.buckets))]
+        return [scattered.leave(b) for scattered in self._scattered(gradients) for b in range(len(scattered.buckets))]
 
     def counted_gradients(self, gradients: Any, rank: int) -> dict[str, list[Any]]:
         """This rank's pieces of the summed gradients by name; a tied weight is counted by the embedding's stage."""
-        views = summed(gradients, self.shards, self.of.index)
+        views = self._summed(gradients)
         found: dict[str, list[Any]] = {}
         for name in self.map.names:
             if self._counts(name):
@@ -139,10 +167,14 @@ class Sharded(Part):
 
     def gradients_by_name(self, gradients: Any) -> dict[str, Any]:
         """Gathered copies of the summed gradients by parameter name; collective."""
-        return self.map.by_name(self._whole(summed(gradients, self.shards, self.of.index)))
+        return self.map.by_name(self._whole(self._summed(gradients)))
 
     def _whole(self, pieces: Sequence[Any]) -> Any:
-        return whole(pieces, self.shards, self.of, self.index, self.xp)
+        flat, at = self.xp.empty(self.map.size, self.dtype), 0
+        for c in self.cuts:
+            fill(flat, pieces[at : at + len(c.pieces)], c.shards, c.of, self.index)
+            at += len(c.pieces)
+        return flat
 
     def owned(self, mesh: Mesh, rank: int) -> Iterator[Values]:
         """The boxes of this rank's pieces, of weights and state; a tied weight is written by the embedding's stage."""
@@ -161,7 +193,8 @@ class Sharded(Part):
         if self.zero < 3:
             for name, view in self.weights_by_name().items():
                 self.put(view, at.read("weights", name, self.map.parameters[name].slices))
-        kinds = {f"{optimizer}.{kind}": values for kind, values in self.state.items()} | ({"weights": flat} if self.zero == 3 else {})
+        kinds = {f"{optimizer}.{kind}": values for kind, values in self.state.items()} if state else {}
+        kinds |= {"weights": flat} if self.zero == 3 else {}
         for piece in self.pieces:
             for name, slices, low, high in boxes_within(self.map.names, piece.start, piece.stop):
                 place = self.map.parameters[name].placed(slices)

@@ -35,6 +35,8 @@ from hpcpar.run.trainer import Result
 class Stale(Synchronous):
     """A worker, and the owner of a shard."""
 
+    sums_losses = False
+
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         sync = self.config.plan.sync
@@ -69,7 +71,8 @@ class Stale(Synchronous):
             raise
         self._server.close()
         self.part.applied = self.shard.applied
-        everyone = self.world.share(self.world.gather(mine))
+        found = self.world.share(self.world.gather((mine, self.wish())))
+        everyone, self.stopping = [rows for rows, _ in found], any(wish for _, wish in found)
         for t in range(first, step):
             self.steps = t + 1
             for worker, found in enumerate(everyone):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,13 +26,15 @@ from hpcpar.run.trainer import Result, Trainer
 class Synchronous(Trainer):
     """Steps one after the other, each with a flush."""
 
+    sums_losses: ClassVar[bool] = True
+
     _count = 0
     _norm: float | None = None
     _scale: float | None = None
 
     def until(self, step: int) -> Iterator[Result]:
         """Make the steps up to `step`, one by one."""
-        while self.steps < step:
+        while self.steps < step and not self.stopping:
             yield self.step()
 
     def step(self) -> Result:
@@ -68,9 +70,10 @@ class Synchronous(Trainer):
 
     def _loss(self) -> float:
         """The sum of the losses of all ranks over the number of unmasked labels."""
-        sums = np.array([self._own_loss()])
+        sums = np.array([self._own_loss(), float(self.wish()), self.due()])
         if self.world.size > 1:
             self.world.allreduce(sums, "sum", "loss")
+        self.stopping, self.asked = bool(sums[1]), bool(sums[2])
         return float(sums[0]) / self._count if self._count else 0.0
 
     def _own_loss(self) -> float:
@@ -154,7 +157,7 @@ class Synchronous(Trainer):
             mine.update(part.counted_gradients(part.gradients, self.pipeline.rank))
         if self.watch:
             self.watch({s: part.gradients_by_name(part.gradients) for s, part in self.parts.items()})
-        self._norm = gradient_norm(self.names, mine, self.pipeline.norm_group)
+        self._norm = gradient_norm(self.names, mine, self.pipeline.norm_group, self.pipeline.place)
         self._scale = coefficient(self._norm, self.config.train.clip) if self._count else None
         for _, compressed in compressed_parts(self.parts):
             compressed.settle(self._scale is not None)

@@ -5,7 +5,6 @@ check -> build -> start or restore -> [ step, metrics, now and then evaluate and
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,58 +13,58 @@ import numpy as np
 
 from hpcpar import checkpoint
 from hpcpar.comm import device
-from hpcpar.comm.clock import offset_ns
 from hpcpar.comm.world import World
 from hpcpar.config import Config, tables
 from hpcpar.data import Corpus, Yardsticks
-from hpcpar.errors import PlanError
-from hpcpar.forms.activations import Shape, stage_items
-from hpcpar.nn.describe import cut_stages, parameters
+from hpcpar.errors import REQUEUE, Ended, PlanError
+from hpcpar.nn.describe import parameters
 from hpcpar.ops.warm import warm
 from hpcpar.optim import rate
-from hpcpar.run import agreement, feasible, host, offload, saving, settings
+from hpcpar.run import agreement, binding, feasible, host, offload, saving, settings, stop
 from hpcpar.run.build import build
+from hpcpar.run.clocks import Clocks
+from hpcpar.run.description import description
 from hpcpar.run.emulate import emulated
 from hpcpar.run.evaluate import evaluate
+from hpcpar.run.failure import close_trace
 from hpcpar.run.feed import Feed
 from hpcpar.run.modes import trainer_for
 from hpcpar.run.output import Output, losses, refuse_overwriting, tokens_per_s
-from hpcpar.run.program import program_of
+from hpcpar.run.program import checked
 from hpcpar.run.progress import Progress
 from hpcpar.run.recorder import Recorder
+from hpcpar.run.refusal import agreed
+from hpcpar.run.status import Status
 from hpcpar.run.trainer import Result, Trainer
+from hpcpar.run.watchdog import Watchdog
 from hpcpar.trace.index import write_index
 from hpcpar.trace.writer import Writer
-
-
-def agreed(world: World, work: Callable[[], Any]) -> Any:
-    """The result of `work`; if any rank refuses, all do, and rank 0 says the first refusal."""
-    out, problem = None, None
-    try:
-        out = work()
-    except PlanError as e:
-        problem = str(e)
-    problems = world.gather(problem)
-    first = world.share(next((p for p in problems if p is not None), None) if problems is not None else None)
-    if first is not None:
-        error = PlanError(first)
-        error.quiet = world.rank != 0
-        raise error
-    return out
 
 
 class Session:
     """One start of a run on this rank: what `train` and the proofs build on."""
 
-    def __init__(self, config: Config, world: World, recorder: Recorder, folder: Path | None = None, resume: bool = False):
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        recorder: Recorder,
+        folder: Path | None = None,
+        resume: bool = False,
+        status: Status | None = None,
+    ):
         self.config, self.world, self.recorder = config, world, recorder
         self.path: Path | None = None
         self.said: list[str] = []
-        self.program, self.size = agreed(world, self._check)
+        self.gpu: int | None = None  # of the node, that this rank has
+        self.program, self.size = agreed(world, lambda: checked(config, world.size))
         moves = agreed(world, lambda: offload.placements(config, self.program, self.size, world.rank))
         if folder is not None:
-            agreed(world, lambda: self._prepare(folder, resume))
-        self.threads = settings.set_threads(agreed(world, lambda: settings.threads_for(config.run.threads, world.cores, world.node_ranks)))
+            agreed(world, lambda: self._prepare(folder, resume, status))
+            if resume:
+                found = checkpoint.newest_intact(saving.checkpoints(folder)) if world.rank == 0 else None
+                self.path, self.said = world.share(found)
+        self.threads = settings.set_threads(agreed(world, lambda: settings.threads_here(config.run.threads, world.cores, world.node_ranks)))
         self.xp, self.verdict = agreed(world, self._device)
         world.direct, world.reduces = self.verdict.direct, self.verdict.reduces
         self.corpus: Corpus = agreed(world, lambda: Corpus.of(config.data, config.model, config.train.seed))
@@ -86,29 +85,32 @@ class Session:
         if self.path:
             path = self.path
             agreed(world, lambda: saving.restore(self.trainer, path))
+        elif config.train.start:
+            first = self._first(config.train.start)
+            agreed(world, lambda: saving.begin(self.trainer, first))
         else:
             self.trainer.start()
 
-    def _check(self) -> tuple[Any, int]:
-        feasible.check_model(self.config.model)
-        feasible.check_plan(self.config.plan, self.world.size)
-        feasible.check_sharing(self.config)
-        return program_of(self.config), feasible.microbatch_size(self.config)
-
-    def _prepare(self, folder: Path, resume: bool) -> None:
-        """Rank 0 looks after the folder and finds what to resume from."""
+    def _prepare(self, folder: Path, resume: bool, status: Status | None) -> None:
+        """Rank 0 looks after the folder."""
         if self.world.rank == 0:
             feasible.check_folder(folder)
-            if not resume:
-                refuse_overwriting(folder)
-        if resume:
-            found, said = checkpoint.newest_intact(saving.checkpoints(folder)) if self.world.rank == 0 else (None, [])
-            self.path, self.said = self.world.share((found, said))
+        if status:
+            status.take(folder)
+        if self.world.rank == 0 and not resume:
+            refuse_overwriting(folder)
+
+    def _first(self, start: str) -> Path:
+        """The checkpoint whose weights are the first ones, read through by rank 0."""
+        found = agreed(self.world, lambda: checkpoint.find(start) if self.world.rank == 0 else None)
+        path, said = self.world.share(found)
+        self.said = [*self.said, *said, f"the first weights are those of {path}"]
+        return path
 
     def _device(self) -> tuple[Any, device.Verdict]:
         if self.config.run.device == "cpu":
             return np, device.Verdict(True, "host memory", True)
-        device.select_device(self.world.node_rank)
+        self.gpu = device.select_device(self.world.node_rank)
         import cupy
 
         verdict = device.gpu_aware(self.config.run.gpu_aware) if self.world.rank == 0 else None
@@ -139,29 +141,36 @@ def train(
     recorder: Recorder,
     measure: Callable[[], dict[str, Any]],
     mpi: dict[str, Any],
+    status: Status | None = None,
+    came: Callable[[], str | None] = lambda: None,
 ) -> dict[str, Any]:
-    """Train as described, into `folder`; returns the summary. Raises PlanError before step 1 where it cannot be.
+    """Train as described, into `folder`; returns the summary. PlanError: it cannot be, before step 1; Ended: it stops early.
 
-    `measure` finds what the machine can do (on rank 0, while the others wait); `mpi` is recorded.
+    `measure` finds what the machine can do (on rank 0, while the others wait); `mpi` is recorded; `came` names the signal that asked
+    this rank to stop.
     """
     settings.keep_memory()
-    session = Session(config, world, recorder, folder, resume)
+    status = status or Status(world.rank, world.size)
+    session = Session(config, world, recorder, folder, resume, status)
     trainer, lead = session.trainer, world.rank == 0
     after = trainer.steps if session.path else None
     machine = world.share(measure() if lead else None)
     if "matrix_flops_per_s_rank" in machine:  # of one rank while the others wait; ranks that share cores do not have it each
         have = min(1.0, world.cores / (session.threads["threads"] * world.node_ranks)) if config.run.device == "cpu" else 1.0
         machine["matrix_flops_per_s"] = machine["matrix_flops_per_s_rank"] * world.size * have
-    hosts = world.gather(host.host())
-    description = world.share(_description(config, session, hosts, machine, mpi) if lead else None)
+    hosts = world.gather(host.host(session.threads["threads"], session.gpu))
+    session.said += binding.lines(hosts or [])
+    described = world.share(description(config, session, hosts, machine, mpi) if lead else None)
     out = None
     if config.run.trace == "full":
-        recorder.writer = agreed(world, lambda: Writer(folder, world.rank, world.size, description, after))
+        recorder.writer = agreed(world, lambda: Writer(folder, world.rank, world.size, described, after))
         if lead:
-            write_index(folder, world.size, description)
-        local, offset, _ = offset_ns(world)
-        recorder.writer.clock(local, -offset)
-    world.record = recorder.message
+            write_index(folder, world.size, described)
+        session.said += [text for of in world.gather(recorder.writer.said) or () for text in of]
+    clocks = Clocks(world, recorder, config.run.clock_every_s)
+    clocks.compare()
+    trainer.due = clocks.due
+    world.record, world.pairs = recorder.message, recorder.pairs
     held = [part.held_bytes() for part in trainer.parts.values()]
     for kind in dict.fromkeys(kind for of in held for kind in of):
         recorder.memory(kind, sum(of.get(kind, 0) for of in held))
@@ -169,13 +178,29 @@ def train(
     if lead:
         out = Output(folder, config, after)
         _greet(progress, session, resume)
+    status.begin(trainer.steps, config.train.steps)
+    trainer.wish = lambda: came() is not None
+    watchdog = Watchdog(world, recorder, status, folder, config.run.watchdog_s) if config.run.watchdog_s else None
     try:
-        _steps(session, out, progress, folder)
-        summary = _finish(session, out, progress, folder)
+        odd = _steps(session, out, progress, folder, clocks, status)
+        if odd or (trainer.stopping and trainer.steps < config.train.steps):
+            _saved(session, out, folder, clocks)
+            raise stop.early(trainer, odd, came())
+        summary = _finish(session, out, progress, folder, clocks)
+    except Ended as e:
+        close_trace(recorder, world.rank)
+        if lead:
+            status.end("requeue" if e.code == REQUEUE else "failed", e.code, str(e))
+        raise
     finally:
         progress.close()
         if world.thread:
             world.thread.stop()
+    if lead:
+        status.end("ended", 0, "done")
+    if watchdog:
+        watchdog.stop()
+    status.release()
     return summary
 
 
@@ -185,22 +210,36 @@ def drains(config: Config, step: int) -> int:
     return min([config.train.steps, *(n * (step // n + 1) for n in every)])
 
 
-def _steps(session: Session, out: Output | None, progress: Progress, folder: Path) -> None:
-    config, trainer, t = session.config, session.trainer, session.config.train
-    while trainer.steps < t.steps:
+def _steps(session: Session, out: Output | None, progress: Progress, folder: Path, clocks: Clocks, status: Status) -> int:
+    """Make the steps; returns the one whose gradient norm ends the run, else 0."""
+    config, trainer, t, odd = session.config, session.trainer, session.config.train, 0
+    while trainer.steps < t.steps and not trainer.stopping:
         for result in trainer.until(drains(config, trainer.steps)):
             _report(session, out, progress, result)
+            status.step(trainer.steps)
+            if result.skipped and result.tokens and t.nonfinite == "stop":
+                odd = odd or trainer.steps
+                trainer.stopping = True
             if t.check_replicas and trainer.steps % t.check_replicas == 0:
                 agreement.check(trainer)
+            if trainer.asked and trainer.steps < t.steps:
+                clocks.compare()
             trainer.recorder.flush()
         step = trainer.steps
+        if trainer.stopping:
+            break
         if t.eval_every and step % t.eval_every == 0 and step < t.steps and not t.asleep:
             loss, _ = evaluate(trainer, t.eval_samples)
             trainer.recorder.metric("held_out_loss", loss)
             progress.say(f"step {step}: held-out loss {loss:.4f}")
         if config.run.checkpoint_every and step % config.run.checkpoint_every == 0 and step < t.steps:
+            if out:
+                out.sync()
             saving.save(trainer, folder, config.run.keep_checkpoints)
+        if not trainer.sums_losses and step < t.steps and clocks.ask():
+            clocks.compare()
         trainer.recorder.flush()
+    return odd
 
 
 def _report(session: Session, out: Output | None, progress: Progress, result: Result) -> None:
@@ -233,15 +272,21 @@ def _report(session: Session, out: Output | None, progress: Progress, result: Re
             progress.step(step, result.loss, t.batch * session.config.model.context / result.seconds)
 
 
-def _finish(session: Session, out: Output | None, progress: Progress, folder: Path) -> dict[str, Any]:
+def _saved(session: Session, out: Output | None, folder: Path, clocks: Clocks) -> Path:
+    """The last checkpoint, and the clocks at the end."""
+    if out:
+        out.sync()
+    path = saving.save(session.trainer, folder, session.config.run.keep_checkpoints)
+    clocks.compare()
+    return path
+
+
+def _finish(session: Session, out: Output | None, progress: Progress, folder: Path, clocks: Clocks) -> dict[str, Any]:
     config, trainer, world, t = session.config, session.trainer, session.world, session.config.train
     held_out = None
     if session.corpus.held_samples and not t.asleep:
         held_out, _ = evaluate(trainer, t.eval_samples)
-    path = saving.save(trainer, folder, config.run.keep_checkpoints)
-    if trainer.recorder.writer:
-        local, offset, _ = offset_ns(world)
-        trainer.recorder.writer.clock(local, -offset)
+    path = _saved(session, out, folder, clocks)
     peaks = world.gather(trainer.recorder.peaks)
     trainer.recorder.close()
     summary: dict[str, Any] = {}
@@ -274,31 +319,6 @@ def _number(value: float | None) -> str:
     return "not counted" if value is None else f"{value:.4f}"
 
 
-def _description(config: Config, session: Session, hosts: Any, machine: Any, mpi: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "config": tables(config),
-        "hosts": hosts,
-        "versions": host.versions(),
-        "machine": {**machine, **session.threads},
-        "activations": _activations(config, session),
-        "mpi": {**mpi, "direct": session.verdict.direct, "gpu_aware": session.verdict.reason},
-        "start_ns": time.time_ns(),
-    }
-
-
-def _activations(config: Config, session: Session) -> list[list[dict[str, int]]]:
-    """What one microbatch keeps, {item: bytes}, by stage and place along cp and tp (faster): the stash of the samples.
-
-    Nothing for a model with experts: what their blocks keep is known by the routing alone.
-    """
-    if config.model.moe:
-        return []
-    plan = config.plan
-    shapes = [Shape.of(config.model, plan, config.train, session.size, t, c) for c in range(plan.cp) for t in range(plan.tp)]
-    stages = cut_stages(config.model, plan.stages, session.program.schedule.stages)
-    return [[dict(stage_items(layers, shape)) for shape in shapes] for layers in stages]
-
-
 def _greet(progress: Progress, session: Session, resume: bool) -> None:
     config, p = session.config, session.config.plan
     count = sum(x.size for x in parameters(config.model).values())
@@ -309,6 +329,12 @@ def _greet(progress: Progress, session: Session, resume: bool) -> None:
     if session.path:
         progress.say(f"resumed from {session.path}, after step {session.trainer.steps}")
     cut = (f" x cp {p.cp} by {p.context}" if p.cp > 1 else "") + (f" x tp {p.tp}{' in rows' * p.sequence}" if p.tp > 1 else "")
+    cut += f" x ep {p.ep}" * (p.ep > 1)
     plan = f"dp {p.dp} x pp {p.pp}{cut}, {p.schedule}"
     progress.say(f"{count:,} parameters, {session.world.size} ranks ({plan}), {session.threads['threads']} threads each")
     progress.say(str(session.corpus))
+    if not session.program.schedule.synchronous or p.sync.mode in ("ssp", "asp"):
+        first = session.trainer.steps
+        progress.say(
+            f"a signal stops this run at its next drain, at most {drains(config, first) - first} steps later (run.checkpoint_every)"
+        )

@@ -35,6 +35,7 @@ class Trainer(ABC):
     """This rank's part of a run; `until` makes steps."""
 
     shares_state: ClassVar[bool] = True  # the replicas of a stage hold the same optimizer state
+    sums_losses: ClassVar[bool] = False  # in every step, over all ranks: rank 0's word travels along
     skipping: ClassVar[str] = "the update is skipped on all ranks"
 
     def __init__(self, config: Config, pipeline: Pipeline, feed: Feed, recorder: Recorder, xp: Any):
@@ -43,6 +44,10 @@ class Trainer(ABC):
         self.frame = pipeline.frame
         self.names = [name for name, p in parameters(config.model).items() if p.trained]
         self.steps = 0
+        self.due: Callable[[], bool] = lambda: False  # whether rank 0 wants all ranks to stop after this step, to compare clocks
+        self.asked = False  # whether it wanted it in the last one; the same on every rank
+        self.wish: Callable[[], bool] = lambda: False  # whether this rank wants to stop
+        self.stopping = False  # whether any did, as all know: no step follows
         self.watch: Callable[[dict[int, dict[str, Any]]], None] | None = None  # sees {stage: {name: gradient}} before each update
         rows = self.frame.shard(feed.size * feed.positions)
         shape = (rows.stop - rows.start, config.model.width)

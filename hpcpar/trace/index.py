@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpar.errors import PlanError
-from hpcpar.trace import schema
+from hpcpar.trace import schema, seal
 
 
 def write_index(folder: str | Path, ranks: int, description: Mapping[str, Any]) -> Path:
@@ -28,13 +28,15 @@ def write_index(folder: str | Path, ranks: int, description: Mapping[str, Any]) 
     fresh = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(fresh, "w", locking=False) as file:
+        with h5py.File(fresh, "w", locking=False, userblock_size=seal.BYTES) as file:
             file.attrs["schema"] = schema.VERSION
             file.attrs["ranks"] = ranks
-            file["description"] = json.dumps(description)
+            file["description"] = text = json.dumps(description)
+            file.attrs["crc"] = schema.header_crc(schema.VERSION, -1, ranks, text)
             links = file.create_group("rank")
             for rank in range(ranks):
                 links[f"{rank:05d}"] = h5py.ExternalLink(schema.file_name(rank), "/")
+        seal.seal(fresh)
         os.replace(fresh, path)
     except OSError as e:
         raise PlanError(f"cannot write {path}: {e.strerror or e}") from None

@@ -7,24 +7,36 @@
       events           EVENT        in the order of recording
       memory           MEMORY       bytes held, by kind
       metrics          METRIC       a value a step, by name
-      clock            CLOCK        what to add to this rank's clock to get the clock of the run
+      pairs            PAIR         what this rank gave to each peer in the exchanges of experts, by step and block
+      clock            CLOCK        what to add to this rank's clock to get the clock of the run, and by how much that may be wrong
+      blocks           BLOCK        a row a flush: how far each table reached, and a checksum of what the flush wrote
+
+The attributes of a file: schema, rank, ranks, crc (of these three, description and sessions), complete (whether it was closed).
+A reader believes the rows that its blocks vouch for and no others. Schema 1 had no pairs, no blocks, no crc, no complete and no `bound_ns`.
 
 Meaning of an event. F, I, W, B (I and W together), RECOMPUTE, UPDATE, EVALUATE: the rank computes. They are serial on a rank and may nest
 (a RECOMPUTE inside a B): time belongs to the innermost. WAIT: the rank stands still until a message or a collective is complete; it is
 serial too and may lie inside a compute event. SEND, RECEIVE and COLLECTIVE span from the post to the completion and may overlap everything;
 a blocking call that lies inside a compute event is given a WAIT of the same span, since nothing else tells it from a hidden one.
 The UPDATE of a parameter server is made by the owner's own thread and may overlap what the rank computes as a worker.
+
+A PAIR is of the rank where a row starts and the one where it ends, however it travels: the bytes that the rank of the file gave to `peer`
+in `calls` exchanges of a block and training step, padding included; rows of one key add up, and to itself means to its own experts. The
+events of an exchange are one COLLECTIVE, or a SEND and a RECEIVE for each message (of two levels: axis NODE inside a node, EP across).
+
 Enum values are never reused: a new name takes a new number at the end.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 
 
 class Kind(IntEnum):
@@ -77,6 +89,12 @@ class Operation(IntEnum):
     TO_SEQUENCE = 58
     SOFTMAX = 50  # of the loss, over slices of the vocabulary
     SHARED = 51  # gradients that tensor-parallel ranks make together
+    COUNTS = 60  # of rows for each expert, before they are sent
+    DISPATCH = 61
+    COMBINE = 62
+    SCORES = 67  # of routers, of samples that ranks cut
+    COMBINE_WEIGHTS = 68  # gradients of them, of experts that ranks cut
+    CLOCK_POINT = 70  # of comparing this rank's clock with rank 0's; belongs to no step
 
 
 class Axis(IntEnum):
@@ -91,6 +109,7 @@ class Axis(IntEnum):
     WORLD = 6
     TIED = 7
     NODE = 8
+    EXPERT_DP = 60  # the replicas of a stage that hold the same experts
 
 
 COMPUTE = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.RECOMPUTE, Kind.UPDATE, Kind.EVALUATE)
@@ -116,22 +135,46 @@ EVENT = np.dtype(
 )
 MEMORY = np.dtype([("time", "i8"), ("step", "i4"), ("kind", "S24"), ("bytes", "i8")])
 METRIC = np.dtype([("step", "i4"), ("name", "S32"), ("value", "f8")])
-CLOCK = np.dtype([("local_ns", "i8"), ("offset_ns", "i8"), ("session", "i4")])
+PAIR = np.dtype([("step", "i4"), ("block", "i2"), ("operation", "u1"), ("axis", "u1"), ("peer", "i4"), ("calls", "i4"), ("bytes", "i8")])
+CLOCK = np.dtype([("local_ns", "i8"), ("offset_ns", "i8"), ("session", "i4"), ("bound_ns", "i8")])
 SESSION = np.dtype([("events", "i8"), ("memory", "i8")])  # the number of the first row
+BLOCK = np.dtype([("events", "i8"), ("memory", "i8"), ("metrics", "i8"), ("pairs", "i8"), ("clock", "i8"), ("crc", "u4")])
 
-TABLES = {"events": EVENT, "memory": MEMORY, "metrics": METRIC, "clock": CLOCK, "sessions": SESSION}
+TABLES = {
+    "events": EVENT,
+    "memory": MEMORY,
+    "metrics": METRIC,
+    "pairs": PAIR,
+    "clock": CLOCK,
+    "sessions": SESSION,
+    "blocks": BLOCK,
+}
+VOUCHED = ("events", "memory", "metrics", "pairs", "clock")  # the tables that blocks count, in the order of the checksum
 ENUMS = {"kind": Kind, "operation": Operation, "axis": Axis}
 
 
 def stored(table: str) -> np.dtype[Any]:
-    """The type of a table in the file: the enums of an event are HDF5 enums, so that `h5dump` shows names."""
+    """The type of a table in the file: enums of events and pairs are HDF5 enums, so that `h5dump` shows names."""
     import h5py
 
     plain = TABLES[table]
-    if table != "events":
+    if table not in ("events", "pairs"):
         return plain
     named = {field: h5py.enum_dtype({e.name: e.value for e in enum}, basetype="u1") for field, enum in ENUMS.items()}
     return np.dtype([(name, named.get(name, plain[name])) for name in plain.names or ()])
+
+
+def header_crc(version: int, rank: int, ranks: int, description: str, sessions: Sequence[tuple[int, int]] = ()) -> int:
+    """The checksum of what a file says of itself; rank is -1 in the index, which has no sessions."""
+    return zlib.crc32(f"{version} {rank} {ranks} {description} {list(sessions)}".encode())
+
+
+def block_crc(block: Mapping[str, np.ndarray]) -> int:
+    """The checksum of the rows that one flush writes to each table."""
+    crc = 0
+    for name in VOUCHED:
+        crc = zlib.crc32(np.ascontiguousarray(block[name]).view(np.uint8).data, crc)
+    return crc
 
 
 def file_name(rank: int) -> str:

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, count
+from operator import add
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcpar.errors import PlanError
-from hpcpar.trace import schema
-from hpcpar.trace.reader import RankFile
+from hpcpar.trace import schema, seal
+from hpcpar.trace.rank_file import RankFile
 
+CLOSES = 3  # tries: a flush that failed on its way makes HDF5 refuse the first
 CHUNK = 1024  # rows; a flush rewrites the last chunk, so it is small
 
 
@@ -27,7 +32,8 @@ class Writer:
 
     `description` is the complete description of the run: config, hosts (one a rank), versions, machine, mpi; anything that JSON holds.
     `after = n` goes on with the file of a run that is resumed after step n: later steps are dropped from it first. The file of another plan
-    is kept beside, as trace.NNNNN.until-step<n>.h5. Raises PlanError for a file that cannot be read or a folder that cannot be written.
+    is kept beside, as trace.NNNNN.until-step<n>.h5, and one that cannot be read, as trace.NNNNN.damaged-step<n>.h5, which is in `said`.
+    Raises PlanError for a folder that cannot be written.
 
     `step` is what the following events belong to; set it when a step begins. Times are nanoseconds of any clock that this rank uses
     throughout, such as `time.perf_counter_ns`.
@@ -40,13 +46,16 @@ class Writer:
         self._memory: list[tuple[Any, ...]] = []
         self._metrics: list[tuple[Any, ...]] = []
         self._clock: list[tuple[Any, ...]] = []
+        self._pairs: list[tuple[Any, ...]] = []
+        self._sums: dict[tuple[int, ...], tuple[Sequence[int], list[int]]] = {}  # (step, block, operation, axis) -> peers, calls and bytes
         self._append = self._events.append
         self._latest = 0  # the end of the last event that was flushed
-        kept = None if after is None else _kept(self.path, after, ranks, description)
+        self.said: list[str] = []  # what the user of the run should know
         try:
+            kept = None if after is None else self._kept(after, ranks, description)
             self._file = _create(self.path, rank, ranks, description, kept)
-        except OSError as e:
-            raise PlanError(f"cannot write {self.path}: {e.strerror or e}") from None
+        except (OSError, RuntimeError) as e:
+            raise PlanError(f"cannot write {self.path}: {os.strerror(code) if (code := _code(e)) else e}") from None
         self._session = len(self._file["sessions"]) - 1
         self._tables = {name: _Table(self._file[name], dtype) for name, dtype in schema.TABLES.items()}
 
@@ -79,27 +88,71 @@ class Writer:
         """Record a value of the current step."""
         self._metrics.append((self.step, name.encode(), value))
 
-    def clock(self, local_ns: int, offset_ns: int) -> None:
-        """Record that this rank's clock showed `local_ns` when the clock of the run showed `local_ns + offset_ns`."""
-        self._clock.append((local_ns, offset_ns, self._session))
+    def pairs(self, block: int, operation: int, axis: int, peers: Sequence[int], sizes: Sequence[int]) -> None:
+        """Add up what this rank gave to each of `peers` in an exchange of a block, in bytes; a group always has the same peers."""
+        key = (self.step, block, operation, axis)
+        _, found = self._sums.setdefault(key, (peers, [0] * (1 + len(peers))))
+        found[0] += 1
+        found[1:] = map(add, found[1:], sizes)
+
+    def clock(self, local_ns: int, offset_ns: int, bound_ns: int = -1) -> None:
+        """Record that this rank's clock showed `local_ns` when the clock of the run showed `local_ns + offset_ns`, give or take `bound_ns`.
+
+        -1: nobody knows how far it may be wrong.
+        """
+        self._clock.append((local_ns, offset_ns, self._session, bound_ns))
 
     def flush(self) -> None:
-        """Write what was recorded since the last flush; what is flushed survives a SIGKILL. Raises OSError (a full disk)."""
-        table = self._tables["events"]
-        events = table.taken(self._events)
+        """Write what was recorded since the last flush; what is flushed survives a SIGKILL.
+
+        Raises OSError (a full disk): the file then ends with what was written before, and nothing is recorded any more.
+        """
+        try:
+            self._flush()
+        except (OSError, RuntimeError) as e:
+            raise self._given_up(e) from None
+
+    def _flush(self) -> None:
+        for key, (peers, (calls, *sizes)) in self._sums.items():
+            self._pairs.extend((*key, peer, calls, n) for peer, n in zip(peers, sizes, strict=True))
+        self._sums.clear()
+        rows = {name: getattr(self, f"_{name}") for name in schema.VOUCHED}
+        taken = {name: self._tables[name].taken(found) for name, found in rows.items()}
+        events, first = taken["events"], self._tables["events"].rows + 1
         if len(events):
-            events["sequence"] = np.arange(table.rows + 1, table.rows + len(events) + 1)
+            events["sequence"] = np.arange(first, first + len(events))
             self._latest = int(events["end"][-1])
-        table.extend(events)
-        for name, rows in (("memory", self._memory), ("metrics", self._metrics), ("clock", self._clock)):
-            self._tables[name].extend(self._tables[name].taken(rows))
+        for name, block in taken.items():
+            self._tables[name].extend(block)
+        if any(map(len, taken.values())):
+            reached = (*(self._tables[name].rows for name in taken), schema.block_crc(taken))
+            self._tables["blocks"].extend(np.array([reached], schema.BLOCK))
         self._file.flush()
 
     def close(self) -> None:
         """Flush and close; a second close does nothing."""
         if self._file:
             self.flush()
-            self._file.close()
+            try:
+                self._file.attrs["complete"] = True
+                self._file.close()
+                seal.seal(self.path)
+            except (OSError, RuntimeError) as e:
+                raise self._given_up(e) from None
+
+    def _given_up(self, error: Exception) -> OSError:
+        _abandon(self._file)
+        code = _code(error)
+        return OSError(code, os.strerror(code), str(self.path)) if code else OSError(f"{self.path}: {error}")
+
+    def _kept(self, after: int, ranks: int, description: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+        try:
+            return _kept(self.path, after, ranks, description)
+        except PlanError as e:
+            aside = self.path.with_name(f"{self.path.stem}.damaged-step{after}.h5")
+            self.path.rename(aside)
+            self.said.append(f"{e}; it is kept as {aside.name}, and the trace of rank {int(self.path.suffixes[0][1:])} starts anew")
+            return None
 
     def __enter__(self) -> Writer:
         return self
@@ -142,32 +195,59 @@ def _create(path: Path, rank: int, ranks: int, description: Mapping[str, Any], k
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
     kept = kept or {name: np.empty(0, dtype) for name, dtype in schema.TABLES.items()}
+    reached = [len(kept[name]) for name in schema.VOUCHED]
+    kept["blocks"] = np.array([(*reached, schema.block_crc(kept))] if any(reached) else [], schema.BLOCK)
     kept["sessions"] = np.append(kept["sessions"], np.array([(len(kept["events"]), len(kept["memory"]))], schema.SESSION))
-    file = h5py.File(fresh, "w", locking=False)
-    file.attrs["schema"] = schema.VERSION
-    file.attrs["rank"], file.attrs["ranks"] = rank, ranks
-    file["description"] = json.dumps(description)
-    for name in schema.TABLES:
-        file.create_dataset(name, data=kept[name], dtype=schema.stored(name), maxshape=(None,), chunks=(CHUNK,))
-    file.flush()
-    os.replace(fresh, path)
+    file = h5py.File(fresh, "w", locking=False, userblock_size=seal.BYTES)
+    try:
+        file.attrs["schema"] = schema.VERSION
+        file.attrs["rank"], file.attrs["ranks"] = rank, ranks
+        file["description"] = text = json.dumps(description)
+        file.attrs["crc"] = schema.header_crc(schema.VERSION, rank, ranks, text, kept["sessions"].tolist())
+        file.attrs["complete"] = False
+        for name in schema.TABLES:
+            file.create_dataset(name, data=kept[name], dtype=schema.stored(name), maxshape=(None,), chunks=(CHUNK,))
+        file.flush()
+        os.replace(fresh, path)
+    except (OSError, RuntimeError):
+        _abandon(file)
+        fresh.unlink(missing_ok=True)
+        raise
     return file
+
+
+def _abandon(file: Any) -> None:
+    """Close a file that cannot be written: what HDF5 still holds goes nowhere. It would try again at exit, and crash there."""
+    if not file:
+        return
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, file.id.get_vfd_handle())
+    os.close(nowhere)
+    for _ in range(CLOSES):
+        with suppress(RuntimeError):
+            file.close()
+            return
+
+
+def _code(error: Exception) -> int:
+    """The errno of a failed write, which HDF5 has in its message alone; 0 if there is none."""
+    found = re.search(r"errno = (\d+)", str(error))
+    return int(found[1]) if found else getattr(error, "errno", None) or 0
 
 
 def _kept(path: Path, after: int, ranks: int, description: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
     """The rows of an existing file up to step `after`; None if there is none or it is that of another plan."""
     if not path.exists():
         return None
-    try:
-        with RankFile(path) as old:
-            tables = {name: old.table(name) for name in schema.TABLES}
-            same = old.ranks == ranks and _plan(old.description) == _plan(json.loads(json.dumps(description)))
-    except PlanError as e:
-        raise PlanError(f"{e}; remove the file to resume without the trace of earlier steps") from None
+    with RankFile(path) as old:
+        tables, why = old.tables()
+        if why:
+            raise PlanError(f"{path.name} is {why}")
+        same = old.ranks == ranks and _plan(old.description) == _plan(json.loads(json.dumps(description)))
     if not same:
-        path.rename(path.with_name(f"{path.stem}.until-step{after}.h5"))
+        path.rename(_beside(path, after))
         return None
-    for name in ("events", "memory", "metrics"):
+    for name in ("events", "memory", "metrics", "pairs"):
         stays = tables[name]["step"] <= after
         if name in (schema.SESSION.names or ()):
             before = np.concatenate([[0], np.cumsum(stays)])  # rows that stay, before each row
@@ -175,6 +255,12 @@ def _kept(path: Path, after: int, ranks: int, description: Mapping[str, Any]) ->
         tables[name] = tables[name][stays]
     tables["events"]["sequence"] = np.arange(1, len(tables["events"]) + 1)
     return tables
+
+
+def _beside(path: Path, after: int) -> Path:
+    """A name for the file of another plan; one that is there already stays."""
+    names = (path.with_name(f"{path.stem}.until-step{after}{more}.h5") for more in chain(("",), (f".{n}" for n in count(2))))
+    return next(name for name in names if not name.exists())
 
 
 def _plan(description: Mapping[str, Any]) -> Any:

@@ -154,6 +154,7 @@ def dropouts(put: Put, dtype: Any) -> Results:
             out[f"{first} {rate}"] = dropout.forward(x, key, first, rate)
             out[f"{first} {rate} backward"] = dropout.backward_input(x, key, first, rate)
     out["rows"] = dropout.rows(x, key, put(np.arange(13) * 300_000_000), 0.3)
+    out["cut rows"] = dropout.rows(x, key, put(np.arange(13) * 300_000_000), 0.3, 5)
     return out
 
 

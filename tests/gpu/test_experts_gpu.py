@@ -16,7 +16,11 @@ from hpcpar.nn.gradients import Gradients
 from hpcpar.nn.parameters import FlatMap
 
 CAPACITY = {"policy": "floor", "factor": 1.0}
-MORE: dict[str, dict[str, Any]] = {"switch": {"k": 1}, "sigmoid-bias": {"expert_groups": 2, "limit": 1, "balance": 0.2}}
+MORE: dict[str, dict[str, Any]] = {
+    "switch": {"k": 1, "jitter": 0.2},
+    "base": {"k": 1},
+    "sigmoid-bias": {"expert_groups": 2, "limit": 1, "balance": 0.2},
+}
 ORDERS = ("dropless", "position", "probability", "random")
 
 
@@ -37,6 +41,7 @@ def results(xp: Any, gate: str, order: str) -> dict[str, Any]:
     y, saved = moe.forward(h, w, at, "blocks.0")
     dh = moe.backward(dy, saved, w, lambda *item: gradients.add(0, *item), at, "blocks.0")
     (seen,) = frame.tally.take(1, "blocks.0.moe")
+    rest = (seen.dropped, seen.unrouted, seen.entropy, seen.balance, seen.z)
     named = {n: g for n, g in gradients.by_name().items() if ".moe." in n}
     return {
         "y": y,
@@ -45,7 +50,7 @@ def results(xp: Any, gate: str, order: str) -> dict[str, Any]:
         "tokens": saved[0].tokens,
         "experts": saved[0].experts,
         "weights": saved[0].weights,
-        "seen": np.array([*seen.tokens, *map(float, seen[1:])]),
+        "seen": np.array([*seen.tokens, *(seen.wanted or ()), *map(float, rest)]),
     }
 
 

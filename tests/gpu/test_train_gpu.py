@@ -54,8 +54,17 @@ def hpcpar(*words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*launch, sys.executable, "-m", "hpcpar", *words], env=env, capture_output=True, text=True, timeout=280)
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("pp", "dp", "aware"), [(1, 1, "auto"), (2, 1, "no"), (1, 2, "no"), (2, 1, "direct"), (1, 2, "direct")])
+PLANS = ((1, 1, "auto"), (2, 1, "no"), (1, 2, "no"), (2, 1, "direct"), (1, 2, "direct"))
+
+
+@pytest.mark.parametrize(
+    ("pp", "dp", "aware", "style"),
+    [  # every style on one rank, each plan with one of them; the others are long
+        pytest.param(*plan, style, marks=[pytest.mark.long] if i and (i + j) % len(STYLES) else [])
+        for i, plan in enumerate(PLANS)
+        for j, style in enumerate(STYLES)
+    ],
+)
 def test_same_run_on_both(tmp_path: Path, pp: int, dp: int, aware: str, style: str) -> None:
     same(tmp_path, aware, styled(style), pp=pp, dp=dp)
 
@@ -63,6 +72,11 @@ def test_same_run_on_both(tmp_path: Path, pp: int, dp: int, aware: str, style: s
 @pytest.mark.parametrize(("zero", "aware", "style"), [(1, "no", "llama"), (2, "direct", "gpt"), (3, "no", "gpt"), (3, "direct", "llama")])
 def test_shards_on_both(tmp_path: Path, zero: int, aware: str, style: str) -> None:
     same(tmp_path, aware, [f"plan.zero={zero}", *styled(style)], dp=2)
+
+
+@pytest.mark.parametrize(("zero", "aware"), [(0, "no"), (0, "direct"), (1, "direct")])
+def test_experts_over_ranks_on_both(tmp_path: Path, zero: int, aware: str) -> None:
+    same(tmp_path, aware, ["plan.ep=2", f"plan.zero={zero}", *EXPERTS], dp=2)
 
 
 def test_a_parameter_server_in_host_memory_is_the_same_for_both(tmp_path: Path) -> None:
@@ -77,15 +91,39 @@ def test_cut_samples_on_both(tmp_path: Path, form: str, aware: str, style: str) 
     same(tmp_path, aware, [f"plan.context={form}", *styled(style)], cp=2)
 
 
-@pytest.mark.parametrize("style", ["gpt", "llama"])
-@pytest.mark.parametrize("aware", ["no", "direct"])
-@pytest.mark.parametrize("sequence", ["false", "true"])
+@pytest.mark.parametrize(
+    ("sequence", "aware", "style"),
+    [
+        ("false", "no", "gpt"),
+        ("true", "direct", "gpt"),
+        ("true", "no", "llama"),
+        *[
+            pytest.param(*other, marks=pytest.mark.long)
+            for other in (
+                ("false", "no", "llama"),
+                ("false", "direct", "gpt"),
+                ("false", "direct", "llama"),
+                ("true", "no", "gpt"),
+                ("true", "direct", "llama"),
+            )
+        ],
+    ],
+)
 def test_cut_layers_on_both(tmp_path: Path, sequence: str, aware: str, style: str) -> None:
     same(tmp_path, aware, [f"plan.sequence={sequence}", *styled(style)], tp=2)
 
 
 def test_cut_layers_of_cut_samples_on_both(tmp_path: Path) -> None:
     same(tmp_path, "direct", ["plan.sequence=true", "plan.zero=1", *styled("llama")], tp=2, cp=2)
+
+
+@pytest.mark.parametrize(
+    ("plan", "aware", "sequence"),
+    [({"tp": 2}, "no", "true"), ({"tp": 2}, "direct", "false"), ({"cp": 2}, "direct", "false"), ({"tp": 2, "cp": 2}, "no", "true")],
+    ids=["sequence", "tp", "cp", "both"],
+)
+def test_cut_experts_on_both(tmp_path: Path, plan: dict[str, int], aware: str, sequence: str) -> None:
+    same(tmp_path, aware, [f"plan.sequence={sequence}", "model.moe.dropout=0.1", "model.moe.shared=1", *styled("experts")], **plan)
 
 
 def styled(style: str) -> list[str]:

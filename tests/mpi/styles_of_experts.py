@@ -10,10 +10,11 @@ DROPS = {"capacity": {"policy": "floor", "factor": 0.9}}
 EXPERTS: dict[str, dict[str, Any]] = {
     "noisy-topk": {"k": 2, **DROPS},
     "gshard": {"k": 2, **DROPS},
-    "switch": {"k": 1, **DROPS, "dropout": 0.2, "initial": 0.1},
+    "switch": {"k": 1, **DROPS, "dropout": 0.2, "initial": 0.1, "jitter": 0.1},
     "topk": {"k": 2, "z_loss": 0.01},
     "sigmoid-bias": {"k": 2, "shared": 1, "expert_groups": 2, "limit": 1, "balance": 0.01, "bias_rate": 0.01},
     "expert-choice": {"k": 2, **DROPS},
+    "base": {"k": 1},
     "hash": {"k": 2},
     "balanced": {"k": 2, **DROPS},
 }

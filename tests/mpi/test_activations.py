@@ -76,6 +76,11 @@ COMMAND = {
     "heads": {"tp": 4, "sequence": True},
     "zero": {"dp": 4, "zero": 3},
     "two copies": {"pp": 2, "tp": 2, "schedule": "chimera", "microbatches": 4},
+    "w later": {"pp": 4, "microbatches": 6, "schedule": "zb-h1"},
+    "w later, more in flight": {"pp": 2, "tp": 2, "microbatches": 6, "schedule": "zb-h2", "sequence": True},
+    "w later, chunks": {"pp": 2, "cp": 2, "microbatches": 4, "schedule": "zb-v", "context": "ulysses"},
+    "w later, recompute": {"pp": 2, "tp": 2, "microbatches": 4, "schedule": "zb-h1", "recompute": "full"},
+    "w later, two copies": {"pp": 2, "dp": 2, "microbatches": 4, "schedule": "dualpipe"},
     **{form: {"tp": 2, "cp": 2, "context": form, "microbatches": 2} for form in FORMS},
     **{f"{form} in a pipeline": {"pp": 2, "cp": 2, "context": form, "microbatches": 3} for form in FORMS},
 }

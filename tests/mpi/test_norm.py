@@ -26,6 +26,19 @@ def test_a_parameter_that_another_rank_counts_adds_nothing():
     assert gradient_norm(["a", "b"], {"b": np.array([[3.0], [4.0]])}, None) == 5.0
 
 
+@pytest.mark.mpi(sizes=(3, 4))
+def test_pieces_of_experts_are_added_in_their_order(world):
+    """Whatever the order in which MPI adds: replicas in groups of other ranks then find the same bits."""
+    rounded = np.float64(2.0**53)  # to which 1 adds nothing, and 2 does
+    for big in range(world.size):
+        squares = [rounded if r == big else 1.0 for r in range(world.size)]
+        mine = {"a": [np.array([squares[world.rank] ** 0.5])]}
+        total = 0.0
+        for square in squares:
+            total += square**0.5 * square**0.5
+        assert gradient_norm(["a"], mine, world, (world.rank, world.size)) == total**0.5
+
+
 @pytest.mark.mpi(sizes=(2, 3, 4))
 def test_shares_of_one_parameter_add_to_the_same_bits_on_all_ranks(world):
     every = [np.random.Generator(np.random.Philox(key=[9, r])).random(500) for r in range(world.size)]

@@ -57,9 +57,16 @@ def configuration(folder: Path, **settings: Any) -> Path:
     return path
 
 
-def hpcpar(*arguments: Any, ranks: int = 1, timeout: float = 90, program: tuple[str, ...] = ("-m", "hpcpar"), **env: str) -> Done:
-    """Run `hpcpar ARGUMENTS` on some ranks."""
-    launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
+def hpcpar(
+    *arguments: Any,
+    ranks: int = 1,
+    timeout: float = 90,
+    program: tuple[str, ...] = ("-m", "hpcpar"),
+    options: tuple[str, ...] = (),
+    **env: str,
+) -> Done:
+    """Run `hpcpar ARGUMENTS` on some ranks; `options` are the launcher's, which then starts one rank too."""
+    launcher = [mpirun(), *options, "-n", str(ranks)] if ranks > 1 or options else []
     command = [*launcher, sys.executable, *program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **env}, errors="replace")
     return Done(done.returncode, done.stdout, done.stderr)

@@ -78,6 +78,8 @@ def test_measured_bubbles_of_four_stages_are_the_closed_form(tmp_path, schedule,
     closed_s = (microbatches + 3) * 3 * UNIT_S
     assert found["steps"]["mean_s"] == pytest.approx(closed_s, rel=0.03)
     assert found["bubble"]["bubble_total"] == pytest.approx(3 / (microbatches + 3), abs=0.015)
+    efficiency = found["efficiency"]
+    assert efficiency["unknown"] == 0 and efficiency["why"] is None  # every wait of a real run has its partner
 
 
 @undisturbed

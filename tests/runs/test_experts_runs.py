@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
@@ -49,6 +50,9 @@ def test_the_trace_counts_tokens_and_a_run_resumes_bit_for_bit(tmp_path):
             ranks = [routing(tmp_path / "two", r, block, step) for r in range(2)]
             assert one["routed"] == 8 * 16 and one["causal"] == 1
             assert sum(one[f"tokens.{e}"] for e in range(4)) + one["dropped"] == 2 * one["routed"]
+            wanted = [one[f"wanted.{e}"] for e in range(4)]  # a sample of 16 tokens leaves an expert 8 places
+            assert sum(wanted) == 2 * one["routed"] and all(one[f"tokens.{e}"] <= wanted[e] for e in range(4))
+            assert one["dropped"] == sum(wanted) - sum(one[f"tokens.{e}"] for e in range(4)) > 0
             assert 0 < one["entropy"] <= np.log(4) and 0 <= one["unrouted"] <= one["dropped"]
             for name in one:
                 if name not in ("entropy", "causal"):
@@ -60,3 +64,21 @@ def test_the_trace_counts_tokens_and_a_run_resumes_bit_for_bit(tmp_path):
     line = metrics(tmp_path / "whole")[0]
     shares = [routing(tmp_path / "whole", 0, b, 1) for b in (1, 3)]
     assert abs(line["auxiliary"] - sum(s["balance"] + s["z"] for s in shares)) < 1e-15 < line["auxiliary"]
+
+
+def test_cut_experts_resume_in_one_piece_and_speak(tmp_path):
+    """Two ranks that hold two of four experts each; one goes on with all of them, evaluates alike, and writes text."""
+    train(tmp_path, "cut", ranks=2, plan__dp=2, plan__ep=2, train__check_replicas=2)
+    shutil.copytree(tmp_path / "cut", tmp_path / "one")
+    shutil.rmtree(tmp_path / "one" / "checkpoints" / "step00000006")
+    train(tmp_path, "one", "--resume")
+    found = compare(tmp_path / "cut", tmp_path / "one")
+    assert max(found["loss"], found["grad_norm"], found["weights"]) <= 1e-12, found
+    held = [json.loads((tmp_path / out / "summary.json").read_text())["held_out_loss"] for out in ("cut", "one")]
+    assert abs(held[0] - held[1]) <= 1e-12 * held[1]
+    done = hpcpar("sample", tmp_path / "cut", "--prompt", "abc", "--tokens", 3)
+    assert done.code == 0 and done.out.startswith("abc"), done.err
+    said = hpcpar("analyse", tmp_path / "cut", "--json")
+    assert said.code == 0, said.err
+    rows = {(r["operation"], r["axis"]): r["bytes"] for r in json.loads(said.out)["volumes"]["operations"]}
+    assert rows["dispatch", "ep"] == rows["combine", "ep"] > 0 and rows["counts", "ep"] == 6 * 2 * 2 * 4 * 8

@@ -24,7 +24,7 @@ def same_weights(a, b):
     return one.keys() == other.keys() and all(np.array_equal(one[n], other[n]) for n in one)
 
 
-@pytest.mark.parametrize("rank", (0, 1, 3))
+@pytest.mark.parametrize("rank", (0, 3, pytest.param(1, marks=pytest.mark.long)))
 def test_an_exception_on_one_rank_ends_all(tmp_path, rank):
     cfg = configuration(tmp_path, plan__pp=2, plan__dp=2, plan__microbatches=2, train__steps=1000)
     start = time.monotonic()
@@ -41,7 +41,7 @@ def test_an_exception_on_one_rank_ends_all(tmp_path, rank):
         assert set(found.events(r)["step"]) >= {1, 2}
 
 
-@pytest.mark.parametrize("rank", (0, 2))
+@pytest.mark.parametrize("rank", (2, pytest.param(0, marks=pytest.mark.long)))
 def test_a_killed_rank_ends_all(tmp_path, rank):
     cfg = configuration(tmp_path, plan__pp=2, plan__dp=2, plan__microbatches=2, train__steps=1000)
     start = time.monotonic()
@@ -89,16 +89,14 @@ def test_a_gradient_of_one_worker_that_is_not_finite(tmp_path, plan, fault):
     assert all(np.isfinite(w).all() for w in checkpoint.read_weights(found.path).values())
 
 
-@pytest.mark.parametrize("fault", ("nan", "inf"))
 @pytest.mark.parametrize(
-    "plan",
+    "plan, fault",
     (
-        {"plan__pp": 2},
-        {"plan__dp": 2},
-        {"plan__pp": 2, "plan__schedule": "pipedream-vertical"},
-        {"plan__pp": 2, "plan__schedule": "pipedream-2bw", "plan__microbatches": 2},
+        pytest.param({"plan__pp": 2}, "nan", id="pp"),
+        pytest.param({"plan__dp": 2}, "inf", id="dp"),
+        pytest.param({"plan__pp": 2, "plan__schedule": "pipedream-vertical"}, "inf", id="vertical", marks=pytest.mark.long),
+        pytest.param({"plan__pp": 2, "plan__schedule": "pipedream-2bw", "plan__microbatches": 2}, "nan", id="2bw"),
     ),
-    ids=("pp", "dp", "vertical", "2bw"),
 )
 def test_a_gradient_that_is_not_finite_skips_the_step_on_all(tmp_path, fault, plan):
     cfg = configuration(tmp_path, train__learning_rate=0.01, **plan)
@@ -114,6 +112,26 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all(tmp_path, fault, pl
     cfg3 = configuration(tmp_path, train__steps=3, train__schedule="constant", **plan)
     assert hpcpar("train", cfg3, "--out", tmp_path / "three", ranks=2).code == 0
     assert same_weights(tmp_path / "three", tmp_path / "four")
+
+
+@pytest.mark.parametrize(
+    "plan, last",
+    (({"plan__dp": 2}, 4), ({"plan__pp": 2, "plan__schedule": "pipedream-2bw", "run__checkpoint_every": 5}, 5)),
+    ids=("dp", "2bw"),
+)
+def test_a_gradient_that_is_not_finite_stops_the_run_on_all(tmp_path, plan, last):
+    """Its update is skipped, the state is saved, and who has looked at it may go on."""
+    cfg = configuration(tmp_path, train__nonfinite="stop", train__steps=6, **plan)
+    out = tmp_path / "out"
+    done = faulty("nan", 1, 4, "train", cfg, "--out", out, ranks=2)
+    assert done.code == 1 and len(done.said) == 1 and "Traceback" not in done.err, done.err
+    assert "step 4: the gradient norm is not finite" in done.said[0] and f"saved after step {last}" in done.said[0]
+    assert [line.get("skipped", False) for line in metrics(out)] == [s == 4 for s in range(1, last + 1)]
+    found = checkpoint.open(checkpoint.newest(out / "checkpoints"))
+    assert found.step == last and set(found.fields["applied"].values()) == {last - 1}
+    assert json.loads((out / "status.json").read_text())["state"] == "failed"
+    assert hpcpar("train", cfg, "--out", out, "--resume", ranks=2).code == 0
+    assert [line["step"] for line in metrics(out)] == list(range(1, 7))
 
 
 def test_a_batch_without_labels_changes_nothing(tmp_path):

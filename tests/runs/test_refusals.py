@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from launch import BIN, configuration, hpcpar, mpirun
 
+from hpcpar.cli.main import main
+
 # settings, ranks, what the line must say
 REFUSED = {
     "unknown key": ({"plan__microbatch": 2}, 1, ["plan.microbatch", "plan.microbatches"]),
@@ -57,6 +59,20 @@ def test_refused_in_one_line(tmp_path, settings, ranks, words):
         assert word in done.said[0]
     assert done.out == ""
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+HERE = {"ranks", "short corpus", "vocabulary", "no GPU"}  # what only the nodes know
+
+
+@pytest.mark.parametrize(
+    "settings, ranks, words", [v for k, v in REFUSED.items() if k not in HERE], ids=[k for k in REFUSED if k not in HERE]
+)
+def test_submit_refuses_what_train_refuses(tmp_path, capsys, settings, ranks, words):
+    """Before anything waits in a queue, without MPI."""
+    arguments = ["submit", str(configuration(tmp_path, **settings)), "--out", str(tmp_path / "out"), "--dry-run"]
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in words), said
 
 
 def test_refused_once_by_many_ranks(tmp_path):

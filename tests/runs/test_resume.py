@@ -24,12 +24,20 @@ def train(tmp_path, out, *flags, ranks, **settings):
     return done
 
 
+PIPE, BOTH = {"plan__pp": 2, "plan__microbatches": 3}, {"plan__dp": 2, "plan__pp": 2}
+
+
 @pytest.mark.parametrize(
-    "plan, ranks",
-    [({}, 1), ({"plan__pp": 2, "plan__microbatches": 3}, 2), ({"plan__dp": 2, "plan__pp": 2}, 4)],
-    ids=("serial", "pp", "dp x pp"),
+    "optimizer, plan, ranks",
+    [
+        pytest.param("adamw", {}, 1, id="adamw-serial"),
+        pytest.param("sgd", PIPE, 2, id="sgd-pp"),
+        pytest.param("adamw", BOTH, 4, id="adamw-dp x pp"),
+        pytest.param("sgd", {}, 1, id="sgd-serial", marks=pytest.mark.long),
+        pytest.param("adamw", PIPE, 2, id="adamw-pp", marks=pytest.mark.long),
+        pytest.param("sgd", BOTH, 4, id="sgd-dp x pp", marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("optimizer", ("adamw", "sgd"))
 def test_resumed_run_is_the_uninterrupted_one(tmp_path, plan, ranks, optimizer):
     plan = {**plan, "train__optimizer": optimizer}
     train(tmp_path, "whole", ranks=ranks, train__steps=10, **plan)
@@ -58,9 +66,9 @@ STASHING = {**STALE, "plan__schedule": "pipedream", "model__tied": False, "train
     "plan, ranks",
     [
         ({**STASHING, "plan__pp": 3}, 3),
-        ({**STASHING, "plan__pp": 2, "plan__replicas": [2, 1]}, 3),
-        ({**STALE, "plan__schedule": "pipedream-vertical", "plan__pp": 3}, 3),
-        ({**STALE, "plan__schedule": "pipedream-2bw", "plan__pp": 2, "plan__microbatches": 3}, 2),
+        pytest.param({**STASHING, "plan__pp": 2, "plan__replicas": [2, 1]}, 3, marks=pytest.mark.long),
+        pytest.param({**STALE, "plan__schedule": "pipedream-vertical", "plan__pp": 3}, 3, marks=pytest.mark.long),
+        pytest.param({**STALE, "plan__schedule": "pipedream-2bw", "plan__pp": 2, "plan__microbatches": 3}, 2, marks=pytest.mark.long),
         ({**STALE, "plan__schedule": "pipedream-2bw", "plan__pp": 2, "plan__dp": 2, "plan__microbatches": 2}, 4),
     ],
     ids=("stashing", "replicas", "vertical", "2bw", "2bw x dp"),
@@ -121,11 +129,11 @@ def test_an_asynchronous_run_resumes(tmp_path):
 @pytest.mark.parametrize(
     "plan, ranks",
     [
-        ({}, 1),
         ({"plan__pp": 4}, 4),
-        ({"plan__dp": 3}, 3),
-        ({"plan__dp": 2, "plan__pp": 2}, 4),
         ({"plan__dp": 3, "plan__zero": 3}, 3),
+        pytest.param({}, 1, marks=pytest.mark.long),  # many more: tests/mpi/test_resharding.py
+        pytest.param({"plan__dp": 3}, 3, marks=pytest.mark.long),
+        pytest.param({"plan__dp": 2, "plan__pp": 2}, 4, marks=pytest.mark.long),
     ],
 )
 def test_resume_under_another_plan(tmp_path, plan, ranks):

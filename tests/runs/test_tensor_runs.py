@@ -20,6 +20,7 @@ from hpcpar.trace.schema import Axis, Kind, Operation
 CUT = {"model__heads": 4, "model__kv_heads": 1, "plan__tp": 2, "plan__sequence": True, "model__layers": 2}
 
 
+@pytest.mark.long  # tests/mpi/test_resharding.py has the loads; this is the whole program
 def test_resume_under_another_cut(tmp_path):
     whole = train(tmp_path, "whole", ranks=2, train__steps=10, **CUT)
     assert "tp 2" in whole.err

@@ -24,10 +24,11 @@ LINES = 350
 # begins with is its part.
 WORK = ["nn", "forms", "ops", "comm", "mesh", "layout", "collectives", "config"]
 RUN = [*WORK, "layer_times", "schedule", "trace", "parallel", "optim", "data", "checkpoint"]
-EVERY = [*RUN, "run", "sim", "plan", "analyse", "draw", "measure", "launch"]
+EVERY = [*RUN, "machine", "run", "sim", "plan", "analyse", "draw", "measure", "launch"]
 MAY: dict[str, list[str]] = {
     "errors": [],
     "mesh": [],
+    "machine": [],  # the file of a machine: measured, then simulated and planned for
     "layer_times": [],  # the file of a profile: measured, partitioned and emulated
     "layout": ["mesh"],
     "collectives": ["layout", "mesh"],

@@ -12,7 +12,7 @@ A gate without a router has the first two and `choose` alone.
 
 from typing import Any
 
-from hpcpar.nn.gates import balanced, expert_choice, gshard, hashed, noisy_topk, sigmoid_bias, switch, topk
+from hpcpar.nn.gates import balanced, base, expert_choice, gshard, hashed, noisy_topk, sigmoid_bias, switch, topk
 
 GATES: dict[str, Any] = {
     "noisy-topk": noisy_topk,
@@ -21,6 +21,7 @@ GATES: dict[str, Any] = {
     "topk": topk,
     "sigmoid-bias": sigmoid_bias,
     "expert-choice": expert_choice,
+    "base": base,
     "hash": hashed,
     "balanced": balanced,
 }

@@ -28,7 +28,7 @@ def drop(x, y, low, k0, k1, threshold, scale):
 
 
 @kernel()
-def drop_rows(x, y, k0, k1, threshold, scale):
-    """y (A, F) = scale x where the hash of f under the keys of the row is at least the threshold, else 0; k0, k1 (A,)."""
+def drop_rows(x, y, first, k0, k1, threshold, scale):
+    """y (A, F) = scale x where the hash of first + f under the keys of the row is at least the threshold, else 0; k0, k1 (A,)."""
     for r in range(x.shape[0]):
-        drop(x[r], y[r], 0, k0[r], k1[r], threshold, scale)
+        drop(x[r], y[r], first, k0[r], k1[r], threshold, scale)

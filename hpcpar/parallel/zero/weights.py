@@ -26,14 +26,12 @@ def spread_start(flat: Any, shards: Shards, bucket: int, group: Group, stage: in
     return group.allgather_start(flat[low:high], shards.counts[bucket], stage=stage)
 
 
-def whole(pieces: Sequence[Any], shards: Shards, group: Group, stage: int, xp: Any) -> Any:
-    """The flat array (Psi,) of all owners' pieces; collective. For who looks at everything: a step never does."""
-    flat = xp.empty(shards.elements, pieces[0].dtype)
+def fill(flat: Any, pieces: Sequence[Any], shards: Shards, group: Group, stage: int) -> None:
+    """Put all owners' pieces into a flat array; collective. For who looks at everything: a step never does."""
     for piece, values in zip(shards.pieces(group.index), pieces, strict=True):
         flat[piece.start : piece.stop] = values
     for bucket in range(len(shards.buckets)):
         spread_start(flat, shards, bucket, group, stage).wait()
-    return flat
 
 
 class Gathered(Sequence[dict[str, Any]]):

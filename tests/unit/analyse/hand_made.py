@@ -17,7 +17,7 @@ def config(**tables):
 
 def write(folder, ranks, description=None, count=None):
     """Write a trace: `ranks` holds for each rank a list of (step, kind, start ms, end ms, facts), ("memory", kind, bytes) and
-    ("metric", step, name, value) rows."""
+    ("metric", step, name, value) and ("pairs", step, {peer: bytes}) rows."""
     description = description or {}
     for rank, events in enumerate(ranks):
         if events is None:
@@ -30,6 +30,10 @@ def write(folder, ranks, description=None, count=None):
                 if event[0] == "metric":
                     writer.step = event[1]
                     writer.metric(*event[2:])
+                    continue
+                if event[0] == "pairs":
+                    writer.step = event[1]
+                    writer.pairs(1, Operation.DISPATCH, Axis.EP, tuple(event[2]), tuple(event[2].values()))
                     continue
                 writer.step, kind, start, end, *facts = event
                 writer.record(kind, round(start * MS), round(end * MS), **(facts[0] if facts else {}))

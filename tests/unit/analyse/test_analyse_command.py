@@ -52,7 +52,14 @@ def test_the_table_says_what_the_report_holds(tmp_path, capsys):
     (tmp_path / "run" / "trace.00001.h5").unlink()
     assert call(analyse, tmp_path / "run") == 0
     out = capsys.readouterr().out
-    for text in ("rank 1 is left out: trace.00001.h5 is missing", "3,000", "10 ms, without step 1", "allreduce", "65.0"):
+    for text in (
+        "rank 1: left out, its file is missing",
+        "3,000",
+        "10 ms, without step 1",
+        "allreduce",
+        "65.0",
+        "%  the pipeline fills and drains",
+    ):
         assert text in out, text
 
 
@@ -100,11 +107,11 @@ def test_a_folder_without_a_trace_is_refused(tmp_path):
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
     pipe(tmp_path / "run")
-    with pytest.raises(PlanError, match="--png draws one run, 2 are given"):
+    with pytest.raises(PlanError, match="--png draws one run as timeline, 2 are given"):
         call(analyse, tmp_path / "run", tmp_path / "run", "--png", tmp_path / "t.png")
     with pytest.raises(PlanError, match="step 9 is not in"):
         call(analyse, tmp_path / "run", "--png", tmp_path / "t.png", "--step", 9)
-    with pytest.raises(PlanError, match="give --png F too"):
+    with pytest.raises(PlanError, match="give --png F or --html F too"):
         call(analyse, tmp_path / "run", "--step", 2)
     with pytest.raises(PlanError, match=r"cannot draw .*t\.what"):
         call(analyse, tmp_path / "run", "--png", tmp_path / "t.what")
@@ -119,12 +126,12 @@ def test_a_timeline_has_a_lane_a_rank_and_every_kind(tmp_path):
     from matplotlib.figure import Figure
 
     import hpcpar.trace
-    from hpcpar.analyse.steps import of_step, steps
+    from hpcpar.analyse.steps import of_steps, steps
     from hpcpar.draw.timeline import STYLES, _frame, _lanes
 
     pipe(tmp_path)
     trace = hpcpar.trace.open(tmp_path)
-    _, first, last, lanes = of_step(trace, steps(trace))
+    first, last, lanes = of_steps(trace, steps(trace), 2, 2)
     axes = Figure().subplots()
     used = _lanes(axes, lanes, first, last)
     _frame(axes, {0: lanes[0]}, 2, 10.0, "title")

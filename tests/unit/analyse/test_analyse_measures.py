@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hand_made import MS, PIPE, collective, config, message, pipe, write
+from hand_made import PIPE, collective, config, message, pipe, write
 
 import hpcpar.trace
 from hpcpar.analyse.bubble import bubble
@@ -11,10 +11,9 @@ from hpcpar.analyse.memory import peaks
 from hpcpar.analyse.overlap import overlap
 from hpcpar.analyse.report import report
 from hpcpar.analyse.shares import NAMES, shares
-from hpcpar.analyse.steps import of_step, steps, summary
+from hpcpar.analyse.steps import steps
 from hpcpar.analyse.throughput import throughput
 from hpcpar.analyse.volumes import group_sizes, volumes
-from hpcpar.errors import PlanError
 from hpcpar.nn.describe import step_flops
 from hpcpar.trace.schema import Axis, Kind, Operation
 
@@ -26,92 +25,6 @@ def opened(folder):
 
 def close(row, **expected):
     assert {k: row[k] for k in expected} == pytest.approx(expected, abs=1e-12)
-
-
-# steps
-
-
-def test_a_step_lasts_from_its_first_event_to_its_last(tmp_path):
-    _, found = opened(pipe(tmp_path))
-    assert found.seconds.tolist() == [0.01] * 3 and found.measured.tolist() == [False, True, True]
-    assert summary(found) == {
-        "count": 3,
-        "first": 1,
-        "last": 3,
-        "warm_up": 1,
-        "mean_s": 0.01,
-        "min_s": 0.01,
-        "max_s": 0.01,
-        "std_s": 0.0,
-    }
-
-
-def test_the_warm_up_is_left_out_of_the_mean(tmp_path):
-    ranks = [[(1, Kind.F, 0, 100), (2, Kind.F, 100, 110), (3, Kind.F, 110, 130)]]
-    assert summary(opened(write(tmp_path, ranks))[1])["mean_s"] == pytest.approx(0.015)
-
-
-def test_a_single_step_is_measured_and_said_to_be_the_warm_up(tmp_path):
-    found = summary(opened(write(tmp_path, [[(1, Kind.F, 0, 100)]]))[1])
-    assert found["mean_s"] == pytest.approx(0.1) and found["warm_up"] is None
-
-
-def test_steps_that_overlap_share_no_time(tmp_path):
-    ranks = [[(1, Kind.F, 0, 10), (2, Kind.F, 10, 20)], [(1, Kind.F, 5, 14), (2, Kind.F, 14, 30)]]
-    _, found = opened(write(tmp_path, ranks))
-    assert (found.windows // MS).tolist() == [[0, 14], [14, 30]]
-    assert (found.first // MS).tolist() == [0, 10]
-
-
-def test_evaluation_and_checkpoints_and_what_follows_belong_to_no_step(tmp_path):
-    ranks = [
-        [
-            (0, Kind.F, -50, -40),
-            (1, Kind.F, 0, 10),
-            (1, Kind.F, 12, 20),  # recorded inside the evaluation, which ends later
-            (1, Kind.EVALUATE, 11, 30),
-            (1, Kind.CHECKPOINT, 30, 50),
-            (1, Kind.COLLECTIVE, 50, 55),
-            (2, Kind.F, 60, 70),
-            (2, Kind.CHECKPOINT, 70, 90),
-            (2, Kind.COLLECTIVE, 91, 92),
-        ]
-    ]
-    _, found = opened(write(tmp_path, ranks))
-    assert (found.windows // MS).tolist() == [[0, 10], [60, 70]]
-
-
-def test_messages_of_an_evaluation_are_not_the_step_s(tmp_path):
-    ranks = [
-        [
-            (1, Kind.F, 0, 10),
-            (1, Kind.SEND, 9, 13, message(0, 8)),  # of the step: posted before its last compute event ended
-            (1, Kind.COLLECTIVE, 10, 12, collective(8, Operation.LOSS)),
-            (1, Kind.RECEIVE, 14, 19, message(0, 8)),
-            (1, Kind.WAIT, 15, 19, message(0, 8)),
-            (1, Kind.EVALUATE, 19, 30),
-            (2, Kind.F, 40, 41),
-            (2, Kind.RECEIVE, 41, 44, message(0, 8)),  # no evaluation follows
-        ]
-    ]
-    trace, found = opened(write(tmp_path, ranks))
-    assert (found.windows // MS).tolist() == [[0, 13], [40, 44]]
-    assert [row["calls"] for row in volumes(trace, found)["operations"]] == [1, 1, 1]
-
-
-def test_a_step_that_one_rank_lacks_is_not_counted(tmp_path):
-    ranks = [[(1, Kind.F, 0, 1), (2, Kind.F, 1, 2), (3, Kind.F, 2, 3)], [(1, Kind.F, 0, 1), (2, Kind.F, 1, 2)]]
-    assert opened(write(tmp_path, ranks))[1].numbers.tolist() == [1, 2]
-
-
-def test_one_step_is_chosen_for_a_picture(tmp_path):
-    trace, found = opened(pipe(tmp_path, steps=5))
-    number, first, last, lanes = of_step(trace, found)
-    assert (number, first, last) == (3, 60 * MS, 70 * MS)
-    assert {rank: len(events) for rank, events in lanes.items()} == {0: 12, 1: 9}
-    assert of_step(trace, found, 5)[0] == 5
-    with pytest.raises(PlanError, match=r"step 6 is not in .*1 to 5"):
-        of_step(trace, found, 6)
 
 
 # shares
@@ -272,6 +185,8 @@ def test_a_ring_is_as_large_as_the_group_that_the_description_says(tmp_path):
     size = group_sizes({"config": config(plan={"pp": 2, "replicas": [3, 2], "schedule": "pipedream"})}, 5)
     assert [size(Axis.DP, 0), size(Axis.DP, 1), size(Axis.WORLD, -1), size(Axis.PP, 0)] == [3, 2, 5, None]
     assert group_sizes({}, 4)(Axis.DP, 0) is None
+    size = group_sizes({"config": config(plan={"dp": 4, "cp": 2, "ep": 2, "schedule": "chimera"})}, 16)
+    assert [size(Axis.DP, 0), size(Axis.EXPERT_DP, 0), size(Axis.EP, -1)] == [16, 8, None]
 
 
 def test_bytes_beyond_32_bits_and_operations_of_a_later_version(tmp_path):

@@ -6,9 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from hpcpar import config
-from hpcpar.config import Model, Plan, Train
+from hpcpar.config import Model, Moe, Plan, Train
 from hpcpar.errors import PlanError
 from hpcpar.forms import tensor
 from hpcpar.forms.activations import Shape, items, stage_items
@@ -17,7 +18,10 @@ from hpcpar.nn.parameters import FlatMap, initial
 
 GPT = Model(layers=2, width=24, heads=6, mlp_width=50, vocabulary=259)
 LLAMA = Model(layers=2, width=48, heads=12, kv_heads=2, norm="rms", position="rotary", mlp="swiglu", bias=False, tied=False)
+GELU_EXPERTS = replace(GPT, moe=Moe(experts=5, gate="noisy-topk", every=2, width=7))
+GATED_EXPERTS = replace(LLAMA, mlp_width=13, moe=Moe(experts=3, gate="sigmoid-bias", shared=2))
 CASES = [(GPT, t) for t in (1, 2, 3, 4, 5, 6)] + [(LLAMA, t) for t in (1, 2, 4, 6, 8, 10, 12)]
+CASES += [(GELU_EXPERTS, t) for t in (1, 3, 6)] + [(GATED_EXPERTS, t) for t in (1, 4, 12)]
 
 
 def pieces(model, degree, sequence=False):
@@ -60,6 +64,23 @@ def test_what_is_summed_over_tp():
     rows = {n for n, ranks in pieces(GPT, 2, sequence=True).items() if ranks[0].summed}
     assert rows == {n for n in parameters(GPT) if "norm" in n or n == "positions.weight"}
     assert not any(ranks[0].summed for ranks in pieces(GPT, 2).values())
+    assert not any(ranks[0].summed for ranks in pieces(GELU_EXPERTS, 2).values())
+    routers = {f"blocks.1.moe.{x}.weight" for x in ("router", "noise")}
+    assert {n for n, ranks in pieces(GELU_EXPERTS, 2, sequence=True).items() if ranks[0].summed} == rows | routers
+    summed = {n for n, ranks in pieces(GATED_EXPERTS, 2, sequence=True).items() if ".moe." in n and ranks[0].summed}
+    assert summed == {f"blocks.{i}.moe.router.{x}" for i, x in product(range(2), ("weight", "bias"))}
+
+
+def test_every_expert_is_cut_like_an_mlp():
+    of = {n.removeprefix("blocks.1.moe."): [p.local_shape for p in ranks] for n, ranks in pieces(GATED_EXPERTS, 3 + 1).items()}
+    assert of["experts.up.weight"] == [(3, 2, 4, 48), *3 * [(3, 2, 3, 48)]]
+    assert of["experts.down.weight"] == [(3, 48, 4), *3 * [(3, 48, 3)]]
+    assert of["shared.up.weight"] == of["shared.gate.weight"] == [*2 * [(7, 48)], *2 * [(6, 48)]]
+    assert of["shared.down.weight"] == [*2 * [(48, 7)], *2 * [(48, 6)]]
+    assert of["router.weight"] == 4 * [(3, 48)] and of["router.bias"] == 4 * [(3,)]
+    of = {n.removeprefix("blocks.1.moe."): [p.local_shape for p in ranks] for n, ranks in pieces(GELU_EXPERTS, 2).items()}
+    assert of["experts.up.weight"] == [(5, 4, 24), (5, 3, 24)] and of["experts.up.bias"] == [(5, 4), (5, 3)]
+    assert of["experts.down.bias"] == 2 * [(5, 24)]
 
 
 @pytest.mark.parametrize("sequence", (False, True))
@@ -95,6 +116,8 @@ def test_first_values_do_not_depend_on_the_cut():
         ({"heads": 6, "kv_heads": 3}, {"tp": 4}, 64, "kv_heads = 3 .*tp <= 3 or 6"),
         ({"heads": 4, "vocabulary": 2}, {"tp": 3}, 64, "vocabulary = 2 .*tp <= 2"),
         ({"mlp_width": 1}, {"tp": 2}, 64, "mlp_width = 1 .*tp <= 1"),
+        ({"moe": {"width": 3}}, {"tp": 4}, 64, "moe.width = 3 .*tp <= 3"),
+        ({"moe": {"every": 2, "width": 9}, "mlp_width": 2}, {"tp": 4}, 64, "mlp_width = 2 .*tp <= 2"),
         ({}, {"tp": 4, "sequence": True}, 3, "3 rows .*tp <= 3"),
         ({}, {"sequence": True}, 64, "plan.tp = 1"),
     ),
@@ -117,6 +140,11 @@ def test_closed_forms_of_the_papers(t):
         found = items(block, Shape.of(model, Plan(tp=t, sequence=sequence), Train(), 3))
         assert found.total() - found["log-sum-exp"] - found["norm statistics"] == 4 * bsh * keeps
         assert found["log-sum-exp"] == 4 * 48 * 8 // t
+        expert_calls = tensor.sent(layers(replace(model, moe=Moe()))[1], model, 48, 4, sequence, routed=90)
+        sums = {o: sum(n * b for (of, b), n in expert_calls.items() if of == o) for o, _ in expert_calls}
+        weights = {"combine_weights": 90 * 4}
+        assert sums == weights | ({"allgather": 5 * 4 * bsh, "reduce_scatter": 4 * 4 * bsh} if sequence else {"allreduce": 4 * 4 * bsh})
+        assert calls.total() - sequence + 1 == expert_calls.total()
     again = items(block, Shape.of(model, Plan(tp=t, sequence=True, recompute="full"), Train(), 3))
     assert again == {"block inputs": 4 * bsh // t}
 

@@ -20,6 +20,7 @@ GATES: dict[str, dict[str, Any]] = {
     "topk": {"k": 3},
     "sigmoid-bias": {"k": 2},
     "expert-choice": {"k": 2, "capacity": {"factor": 1.0}},
+    "base": {"k": 1},
     "hash": {"k": 2},
     "balanced": {"k": 2},
 }

@@ -9,7 +9,7 @@ import pytest
 from layer_of_experts import GATES, OneLayer
 
 from hpcpar.config import Model
-from hpcpar.nn import describe
+from hpcpar.nn import describe, router
 from hpcpar.nn.context import Microbatch
 from hpcpar.nn.gates import GATES as MODULES
 from hpcpar.nn.gates import auxiliary
@@ -96,6 +96,7 @@ def test_k_of_all_experts_is_the_mixture_of_all():
 def test_a_group_is_routed_the_same_in_any_microbatch(gate, order):
     """All samples at once, or a group at a time: the same decisions, weights, noise, drops and dropout, to the bit of the gate."""
     fields = {"group": 2, "capacity": {"policy": "floor", "factor": 0.7, "order": order}, "dropout": 0.4}
+    fields |= {"jitter": 0.2} if gate in ROUTED else {}
     one = layer(gate, **fields)
     whole, (y, _) = one.routing(), one.forward()
     rows = {(int(n), int(e)): float(v) for n, e, v in zip(whole.tokens, whole.experts, whole.weights, strict=True)}
@@ -158,6 +159,43 @@ def test_the_selection_bias_learns_from_counts():
     _, named = one.gradients()
     counts = (one.routing().choice.order < 2).sum(axis=(0, 1))
     assert np.array_equal(named["blocks.0.moe.router.bias"], 5 * counts - 32)
+
+
+def test_jitter_is_for_the_router_alone_and_in_training():
+    """z = (h u) W' with u in 0.7 .. 1.3, its mean 1; experts get h; without training u is 1."""
+    one, plain = layer("topk", jitter=0.3), layer("topk")
+    one.h = plain.h = np.random.default_rng(1).normal(size=(2000, 6))
+    for each in (one, plain):
+        each.at = Microbatch(each.frame, 500, 4, 2, 3)
+        each.map.by_name(each.flat)["blocks.0.moe.router.weight"][:, 1:] = 0.0
+    w = one.weights["moe.router.weight"][:, 0]
+    z, clean = (each.routing().z.reshape(-1, 5) for each in (one, plain))
+    u = z / clean
+    assert np.abs(u - u[:, :1]).max() < 1e-12, "one u for an element of a token, whatever the expert"
+    assert np.abs(clean - one.h[:, :1] * w).max() < 1e-14
+    assert 0.7 <= u.min() < 0.701 and 1.299 < u.max() <= 1.3 and abs(u.mean() - 1) < 4 * 0.6 / math.sqrt(12 * 2000)
+    one.at = Microbatch(one.frame, 500, 4, 2, 3, training=False)
+    assert np.array_equal(one.routing().z.reshape(-1, 5), clean)
+    one.at = Microbatch(one.frame, 500, 4, 3, 3)
+    assert not np.array_equal(one.routing().z.reshape(-1, 5), z), "another step has other noise"
+    same, twin = (layer("switch", experts=1, **more) for more in ({"jitter": 0.3}, {}))
+    assert np.array_equal(same.forward()[0], twin.forward()[0]), "with one expert, whose weight is 1, only its own input matters"
+
+
+def test_the_router_computes_in_float32_where_tokens_are_halves():
+    """Scores and decisions are those of the same tokens in float32; weights and gradients take the type of the tokens."""
+    low, high = layer("topk", z_loss=0.1), layer("topk", z_loss=0.1)
+    low.h, low.flat = low.h.astype(np.float16), low.flat.astype(np.float16)
+    high.h, high.flat = low.h.astype(np.float32), low.flat.astype(np.float32)
+    a, b = low.routing(), high.routing()
+    assert a.z.dtype == b.z.dtype == np.float32 and np.array_equal(a.z, b.z) and a.counts == b.counts
+    assert a.weights.dtype == np.float16 and np.array_equal(a.weights, b.weights.astype(np.float16))
+    dw, held = np.random.default_rng(2).normal(size=len(a.tokens)).astype(np.float16), {}
+    for name, each, r in (("low", low, a), ("high", high, b)):
+        sink = lambda part, work, what, name=name: held.update({name: what})  # noqa: E731
+        held[name, "dh"] = router.backward(dw.astype(each.h.dtype), r, each.h, each.weights, sink, each.at, "blocks.0.moe")
+    assert held["low", "dh"].dtype == np.float16 and np.array_equal(held["low", "dh"], held["high", "dh"].astype(np.float16))
+    assert held["low"][1].dtype == np.float32 and np.array_equal(held["low"][1], held["high"][1])
 
 
 def test_even_routing_has_a_balance_loss_of_one():

@@ -20,7 +20,7 @@ CASES += [
     for how in ("none", "before", "after")
 ]
 CASES = [
-    (gate, {"group": 2, **fields} if gate == "switch" else fields, name) for gate, fields, name in CASES
+    (gate, {"group": 2, **fields} if gate in ("switch", "base") else fields, name) for gate, fields, name in CASES
 ]  # top-1 needs twice the tokens
 CASES += [
     ("topk", {"k": 5}, "topk all"),
@@ -31,6 +31,8 @@ CASES += [
     ("topk", {"k": 2, "experts": 70}, "topk more experts than tokens"),
     ("sigmoid-bias", {"k": 2, "experts": 6, "expert_groups": 3, "limit": 2, "balance": 0.5, "scale": 2.5}, "sigmoid-bias groups"),
     ("topk", {"k": 2, "dropout": 0.3, "shared": 2}, "topk shared dropout"),
+    ("switch", {"k": 1, "jitter": 0.3}, "switch jitter"),
+    ("noisy-topk", {"k": 2, "jitter": 0.3}, "noisy-topk jitter"),
 ]
 
 

@@ -48,5 +48,7 @@ def test_moved_rows_keep_their_dropout(dtype):
         assert np.array_equal(y[a : a + 1], dropout.forward(x[a : a + 1], KEY, number << 32, 0.4))
     assert np.array_equal(y, dropout.rows_array(x, *dropout._row_keys(KEY, numbers.astype(np.uint32)), 0.4))
     assert 0.3 < (dropout.rows(np.ones((1000, 100), dtype), KEY, np.arange(1000), 0.4) == 0).mean() < 0.5
+    for first in (1, 20):  # a cut of the columns has its part of the mask
+        assert np.array_equal(dropout.rows(x[:, first:], KEY, numbers, 0.4, first), y[:, first:])
     same = dropout.rows(x, KEY, numbers, 0.0)
     assert np.array_equal(same, x) and same is not x

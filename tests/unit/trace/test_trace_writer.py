@@ -16,6 +16,7 @@ import hpcpar.trace
 from hpcpar.errors import PlanError
 from hpcpar.trace import schema
 from hpcpar.trace.index import write_index
+from hpcpar.trace.rank_file import RankFile
 from hpcpar.trace.schema import Axis, Kind, Operation
 from hpcpar.trace.writer import Writer
 
@@ -151,13 +152,20 @@ def test_the_trace_of_another_plan_is_kept_beside(tmp_path):
     write(tmp_path, steps=range(3, 5), ranks=1, after=2, description={"config": {"plan": {"pp": 1, "dp": 2}}})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["trace.00000.h5", "trace.00000.until-step2.h5"]
     assert set(hpcpar.trace.open(tmp_path).events(0)["step"].tolist()) == {3, 4}
+    write(tmp_path, steps=range(3, 5), ranks=1, after=2, description={"config": {"plan": {"pp": 1, "dp": 3}}})
+    kept = {
+        name: set(RankFile(tmp_path / name).tables()[0]["events"]["step"].tolist()) for name in sorted(p.name for p in tmp_path.iterdir())
+    }
+    assert kept == {"trace.00000.h5": {3, 4}, "trace.00000.until-step2.2.h5": {3, 4}, "trace.00000.until-step2.h5": {1, 2, 3}}
 
 
-def test_a_damaged_file_is_not_resumed(tmp_path):
+def test_a_damaged_file_is_kept_beside(tmp_path):
     (tmp_path / "trace.00000.h5").write_bytes(b"no HDF5 at all")
-    with pytest.raises(PlanError, match=r"trace\.00000\.h5 cannot be read.*remove the file"):
-        Writer(tmp_path, 0, 1, PLAN, after=3)
-    assert (tmp_path / "trace.00000.h5").read_bytes() == b"no HDF5 at all"
+    with Writer(tmp_path, 0, 1, PLAN, after=3) as writer:
+        (said,) = writer.said
+    assert "trace.00000.h5 cannot be read" in said and "trace.00000.damaged-step3.h5" in said
+    assert (tmp_path / "trace.00000.damaged-step3.h5").read_bytes() == b"no HDF5 at all"
+    assert not len(hpcpar.trace.open(tmp_path).events(0))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

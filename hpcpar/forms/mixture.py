@@ -1,14 +1,16 @@
-"""Mixtures of experts: which can be, and under which plans. All experts of a block are on every rank that holds the block.
+"""Mixtures of experts: which can be, and under which plans. How they are cut over ranks, and what that refuses: forms/expert.py.
 
-dp, pp, every schedule, accumulate, recompute      as for a dense model: routing is over groups of whole samples
-zero                                               but for a selection bias, which moves by counts that no shard knows
-tp, cp, ep, local, ssp, asp, compress, offload     refused
+dp, pp, every schedule, accumulate, recompute, zero      as for a dense model: routing is over groups of whole samples
+tp, sequence                                             the inner width of every expert is cut; all rows are routed by every rank alike
+cp                                                       ranks share the scores of whole groups
+local, ssp, asp, compress, offload                       refused
 """
 
 from __future__ import annotations
 
 from hpcpar.config import Config, Model, Moe
 from hpcpar.errors import PlanError
+from hpcpar.nn.describe import ROUTERS
 
 
 def check(m: Model, moe: Moe) -> None:
@@ -20,15 +22,18 @@ def check(m: Model, moe: Moe) -> None:
         raise PlanError(
             f"model.moe.every = {moe.every} leaves none of model.layers = {m.layers} blocks with experts; use every <= {m.layers}"
         )
-    fixed = {"switch": 1, "gshard": 2}.get(gate, k)
+    fixed = {"switch": 1, "gshard": 2, "base": 1}.get(gate, k)
     if k != fixed:
         raise PlanError(f'model.moe.k = {k}, and gate = "{gate}" sends a token to {fixed}; use k = {fixed}, or gate = "topk"')
     if gate == "expert-choice" and not moe.capacity:
         raise PlanError(
             'gate = "expert-choice" takes as many tokens as model.moe.capacity says, and there is none; set capacity = {factor = 1.0}'
         )
-    if gate in ("hash", "balanced") and (moe.balance or moe.z_loss):
-        raise PlanError(f'gate = "{gate}" has no router, and model.moe.balance = {moe.balance}, z_loss = {moe.z_loss}; leave them out')
+    if gate in ("hash", "balanced") and (moe.balance or moe.z_loss or moe.jitter):
+        raise PlanError(
+            f'gate = "{gate}" has no router, and model.moe.balance = {moe.balance}, z_loss = {moe.z_loss}, jitter = {moe.jitter}; '
+            "leave them out"
+        )
     if gate != "sigmoid-bias" and (moe.expert_groups > 1 or moe.limit):
         raise PlanError(
             f'model.moe.expert_groups = {moe.expert_groups}, limit = {moe.limit} with gate = "{gate}"; they belong to "sigmoid-bias" alone'
@@ -50,8 +55,6 @@ def check_sharing(config: Config) -> None:
     if not moe:
         return
     what = f"model.moe.experts = {moe.experts}"
-    if plan.tp > 1 or plan.cp > 1:
-        raise PlanError(f"{what} with plan.tp = {plan.tp}, plan.cp = {plan.cp}: this release routes whole samples; use tp = 1 and cp = 1")
     if sync.mode != "bsp":
         raise PlanError(
             f'{what} with plan.sync.mode = "{sync.mode}": auxiliary losses and counts are of the whole batch, a replica would step with '
@@ -67,8 +70,9 @@ def check_sharing(config: Config) -> None:
             f"{what} with plan.offload.device_mb = {plan.offload.device_mb:g}: what a block with experts keeps is known by routing alone, "
             "so that no dry iteration plans it; leave the table out"
         )
-    if moe.gate == "sigmoid-bias" and plan.zero:
-        raise PlanError(
-            f'gate = "sigmoid-bias" moves its bias by counts of the batch, of which a shard of plan.zero = {plan.zero} may have a part; '
-            "use zero = 0, or another gate"
-        )
+
+
+def scores_bytes(model: Model, samples: int, itemsize: int) -> int:
+    """What the ranks that cut samples gather for a block with experts and a microbatch, in the forward alone: scores of all positions."""
+    assert model.moe
+    return samples * model.context * model.moe.experts * len(ROUTERS.get(model.moe.gate, ("router",))) * itemsize

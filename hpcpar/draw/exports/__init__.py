@@ -1,0 +1,1 @@
+"""A trace in the formats of other tools: Perfetto, Chrome JSON, OTF2, CSV and Parquet."""
