@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def hpcpar(*words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*launch, sys.executable, "-m", "hpcpar", *words], env=env, capture_output=True, text=True, timeout=280)
 
 
+LONG = partial(pytest.param, marks=pytest.mark.long)
 PLANS = ((1, 1, "auto"), (2, 1, "no"), (1, 2, "no"), (2, 1, "direct"), (1, 2, "direct"))
 
 
@@ -69,12 +71,14 @@ def test_same_run_on_both(tmp_path: Path, pp: int, dp: int, aware: str, style: s
     same(tmp_path, aware, styled(style), pp=pp, dp=dp)
 
 
-@pytest.mark.parametrize(("zero", "aware", "style"), [(1, "no", "llama"), (2, "direct", "gpt"), (3, "no", "gpt"), (3, "direct", "llama")])
+@pytest.mark.parametrize(
+    ("zero", "aware", "style"), [(1, "no", "llama"), (3, "direct", "gpt"), LONG(2, "direct", "gpt"), LONG(3, "no", "llama")]
+)
 def test_shards_on_both(tmp_path: Path, zero: int, aware: str, style: str) -> None:
     same(tmp_path, aware, [f"plan.zero={zero}", *styled(style)], dp=2)
 
 
-@pytest.mark.parametrize(("zero", "aware"), [(0, "no"), (0, "direct"), (1, "direct")])
+@pytest.mark.parametrize(("zero", "aware"), [(0, "no"), (1, "direct"), LONG(0, "direct")])
 def test_experts_over_ranks_on_both(tmp_path: Path, zero: int, aware: str) -> None:
     same(tmp_path, aware, ["plan.ep=2", f"plan.zero={zero}", *EXPERTS], dp=2)
 
@@ -85,7 +89,7 @@ def test_a_parameter_server_in_host_memory_is_the_same_for_both(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("form", "aware", "style"),
-    [("zig-zag", "no", "gpt"), ("ring", "direct", "llama"), ("gather", "direct", "gpt"), ("ulysses", "no", "llama")],
+    [("zig-zag", "no", "gpt"), ("ulysses", "direct", "llama"), LONG("ring", "direct", "llama"), LONG("gather", "direct", "gpt")],
 )
 def test_cut_samples_on_both(tmp_path: Path, form: str, aware: str, style: str) -> None:
     same(tmp_path, aware, [f"plan.context={form}", *styled(style)], cp=2)
@@ -119,7 +123,7 @@ def test_cut_layers_of_cut_samples_on_both(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "aware", "sequence"),
-    [({"tp": 2}, "no", "true"), ({"tp": 2}, "direct", "false"), ({"cp": 2}, "direct", "false"), ({"tp": 2, "cp": 2}, "no", "true")],
+    [({"tp": 2}, "no", "true"), LONG({"tp": 2}, "direct", "false"), ({"cp": 2}, "direct", "false"), LONG({"tp": 2, "cp": 2}, "no", "true")],
     ids=["sequence", "tp", "cp", "both"],
 )
 def test_cut_experts_on_both(tmp_path: Path, plan: dict[str, int], aware: str, sequence: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import pytest
 from launch import compare, configuration, hpcpar
 
 COMMON = {
@@ -27,6 +28,7 @@ def near(found):
     assert max(found["loss"], found["grad_norm"], found["weights"]) <= 1e-12, found
 
 
+@pytest.mark.long
 def test_cut_whole_and_cut_otherwise(tmp_path):
     """One rank; four ranks with Ulysses in a pipeline, which stop half-way; two replicas with the zig-zag, which go on from there."""
     want = train(tmp_path, "whole", ranks=1)

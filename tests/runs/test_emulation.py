@@ -70,8 +70,14 @@ def longest_span_s(folder):
 
 
 @undisturbed
-@pytest.mark.parametrize("microbatches", (4, 8, 16))
-@pytest.mark.parametrize("schedule", ("gpipe", "1f1b"))
+@pytest.mark.parametrize(
+    "schedule, microbatches",
+    [
+        ("gpipe", 4),
+        ("1f1b", 16),
+        *(pytest.param(*other, marks=pytest.mark.long) for other in (("gpipe", 8), ("gpipe", 16), ("1f1b", 4), ("1f1b", 8))),
+    ],
+)
 def test_measured_bubbles_of_four_stages_are_the_closed_form(tmp_path, schedule, microbatches):
     folder, _ = emulate(tmp_path, 4, schedule=schedule, microbatches=microbatches)
     found = analysed(folder)

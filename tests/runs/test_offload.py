@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from launch import compare, configuration, hpcpar
 
 KINDS = [w for k in ("parameters", "optimizer", "activations") for w in ("--set", f"plan.offload.{k}=true")]
@@ -39,6 +40,7 @@ def test_offload_from_the_refusal_to_the_analysis(tmp_path: Path) -> None:
     assert "copies" in hpcpar("analyse", tmp_path / "whole").out
 
 
+@pytest.mark.long
 def test_offloaded_runs_resume_to_the_same_bits(tmp_path: Path) -> None:
     limited = [*KINDS, "--set", "plan.offload.device_mb=0.5"]
     path = configuration(tmp_path, plan__microbatches=2, plan__dp=2, run__checkpoint_every=2, train__schedule="constant")

@@ -76,6 +76,7 @@ def test_resumed_run_is_the_uninterrupted_one(tmp_path, plan, ranks):
     assert any(k.split(".")[-1] == str(int(plan["plan__dp"]) - 1) for k in beside), beside
 
 
+@pytest.mark.long
 def test_what_a_checkpoint_of_replicas_can_become(tmp_path):
     """The same replicas under another cut go on; another number of them, or one state for all, has no place for their states."""
     plan = {**LOCAL, "plan__dp": 2, "plan__microbatches": 2}  # which samples are a replica's depends on them

@@ -36,7 +36,7 @@ def status(folder):
     "name, rank, fault",
     [
         ("pp", 1, "usr1"),
-        ("local", 0, "term"),
+        pytest.param("local", 0, "term", marks=pytest.mark.long),
         ("2bw", 1, "term"),
         pytest.param("pp", 0, "term", marks=pytest.mark.long),
         pytest.param("ssp", 1, "usr1", marks=pytest.mark.long),
