@@ -19,10 +19,10 @@ import numpy as np
 
 from hpcpar.analyse import spans
 from hpcpar.analyse.calls import CALL, KINDS, calls, grouped, pack
-from hpcpar.analyse.groups import groups
 from hpcpar.analyse.shares import ORDER
 from hpcpar.analyse.step_time import StepTime
 from hpcpar.analyse.steps import Steps, training
+from hpcpar.groups import groups
 from hpcpar.trace import Trace
 from hpcpar.trace.schema import Kind, Operation
 

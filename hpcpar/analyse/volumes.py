@@ -7,7 +7,6 @@ of gradients and weights costs is counted as a ring sends it, whatever the MPI d
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from hpcpar.analyse.steps import Steps, training
 from hpcpar.forms.data import RING_PASSES, ring_bytes
-from hpcpar.schedule import SCHEDULES
+from hpcpar.groups import Partners, groups
 from hpcpar.trace import Trace
 from hpcpar.trace.schema import Axis, Kind, Operation
 
@@ -27,14 +26,14 @@ def volumes(trace: Trace, found: Steps) -> dict[str, Any]:
     ring_bytes_per_step: what a readable rank would send on average; `pairs`: rows of source, destination, calls, bytes.
     """
     ring: dict[tuple[int, int, int], Fraction] = {}
-    size_of = group_sizes(trace.description, trace.ranks)
+    partners = groups(trace.description, trace.ranks)
     operations: dict[tuple[int, int, int], list[int]] = {}
     pairs: dict[tuple[int, int], list[int]] = {}
     for rank in trace.present:
         events = training(trace.events(rank))
         events = events[np.isin(events["kind"], KINDS) & np.isin(events["step"], found.numbers)]
         _add(operations, np.stack([events["kind"], events["operation"], events["axis"]], axis=1), events["bytes"])
-        _add_ring(ring, events, size_of)
+        _add_ring(ring, events, rank, partners)
         sends = events[events["kind"] == Kind.SEND]
         _add(pairs, np.stack([np.full(len(sends), rank), sends["peer"]], axis=1), sends["bytes"])
     count = max(1, len(found.numbers))
@@ -59,35 +58,16 @@ def volumes(trace: Trace, found: Steps) -> dict[str, Any]:
     }
 
 
-def group_sizes(description: dict[str, Any], ranks: int) -> Callable[[int, int], int | None]:
-    """How many ranks take part in a collective of (axis, stage), from the description of the run; None where that does not say."""
-    plan = (description.get("config") or {}).get("plan") or {}
-    family = SCHEDULES.get(plan.get("schedule", ""))
-
-    def size(axis: int, stage: int) -> int | None:
-        if axis == Axis.WORLD:
-            return ranks
-        if axis not in (Axis.DP, Axis.EXPERT_DP) or family is None:
-            return None
-        if plan.get("replicas"):
-            return plan["replicas"][stage]
-        among = plan.get("dp", 1) * plan.get("cp", 1) // (plan.get("ep", 1) if axis == Axis.EXPERT_DP else 1)
-        return among * (getattr(family, "copies", 1) if stage >= 0 else 1)
-
-    return size
-
-
-def _add_ring(into: dict[Any, Fraction], events: np.ndarray, size_of: Callable[[int, int], int | None]) -> None:
-    """Add the bytes that a rank would send on a ring, exactly, for each operation that a ring can do among a known number of ranks."""
+def _add_ring(into: dict[Any, Fraction], events: np.ndarray, rank: int, partners: Partners) -> None:
+    """Add the bytes that a rank would send on a ring, exactly, for each operation that a ring can do among ranks that are known."""
     for operation in RING_PASSES:
         code = Operation[operation.upper()]
         mine = events[(events["kind"] == Kind.COLLECTIVE) & (events["operation"] == code)]
         for axis, stage in distinct(np.stack([mine["axis"], mine["stage"]], axis=1))[0].tolist() if len(mine) else ():
-            size = size_of(axis, stage)
-            if size is not None:
+            if among := partners(rank, axis, stage, code):
                 total = int(mine["bytes"][(mine["axis"] == axis) & (mine["stage"] == stage)].sum())
                 key = (int(Kind.COLLECTIVE), int(code), axis)
-                into[key] = into.get(key, Fraction()) + ring_bytes(operation, total, size)
+                into[key] = into.get(key, Fraction()) + ring_bytes(operation, total, len(among))
 
 
 def _add(into: dict[Any, list[int]], keys: np.ndarray, sizes: np.ndarray) -> None:

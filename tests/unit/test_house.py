@@ -24,7 +24,7 @@ LINES = 350
 # begins with is its part.
 WORK = ["nn", "forms", "ops", "comm", "mesh", "layout", "collectives", "config"]
 RUN = [*WORK, "layer_times", "schedule", "trace", "parallel", "optim", "data", "checkpoint"]
-EVERY = [*RUN, "machine", "run", "sim", "plan", "analyse", "draw", "measure", "launch"]
+EVERY = [*RUN, "groups", "machine", "run", "sim", "plan", "analyse", "draw", "measure", "launch"]
 MAY: dict[str, list[str]] = {
     "errors": [],
     "mesh": [],
@@ -39,6 +39,7 @@ MAY: dict[str, list[str]] = {
     "ops": [],
     "nn": ["config", "layout", "ops"],
     "trace": ["config", "schedule.action"],
+    "groups": ["config", "mesh", "schedule", "forms", "trace"],  # who takes part in what a trace holds
     "comm": ["mesh", "layout", "collectives", "ops.array"],
     "parallel": WORK,
     "optim": WORK,
@@ -46,8 +47,8 @@ MAY: dict[str, list[str]] = {
     "checkpoint": WORK,
     "run": RUN,
     "sim": ["config", "mesh", "layout", "collectives", "schedule", "forms", "nn.describe", "ops", "trace"],
-    "analyse": ["trace", "schedule", "forms", "nn.describe", "config", "mesh", "layout", "collectives", "sim"],
-    "draw": ["trace", "schedule", "forms", "config", "mesh", "layout", "collectives"],
+    "analyse": ["groups", "trace", "schedule", "forms", "nn.describe", "config", "mesh", "layout", "collectives", "sim"],
+    "draw": ["groups", "trace", "schedule", "forms", "config", "mesh", "layout", "collectives"],
     "plan": ["layer_times", "config", "mesh", "schedule", "forms", "sim"],
     "measure": [p for p in EVERY if p != "launch"],
     "launch": [p for p in EVERY if p != "measure"],
@@ -57,7 +58,7 @@ MAY: dict[str, list[str]] = {
 ARRAYS = {"mesh", "layout", "collectives", "config", "schedule", "forms", "nn.describe", "errors"}  # these never import numpy
 MPI = {"comm", "measure", "cli"}  # the only ones that import mpi4py; cli to refuse where there is none
 GPU = {"ops", "comm", "run", "measure"}  # the only ones that import cupy; ops in array.py alone
-WITHOUT_MPI = ("schedule", "forms", "trace", "analyse", "draw", "sim", "plan", "cli")  # run where no MPI is installed
+WITHOUT_MPI = ("groups", "schedule", "forms", "trace", "analyse", "draw", "sim", "plan", "cli")  # run where no MPI is installed
 PROGRAMS = {"measure.mpi_facts"}  # run with python -m
 FRAMEWORKS = re.compile(
     r"\b(" + "|".join(("tor" + "ch", "j" + "ax", "tensor" + "flow", "ker" + "as", "py" + "tor" + "ch")) + r")\b", re.IGNORECASE

@@ -135,7 +135,7 @@ class _Rank:
     def _completed(self, to: Any, time: int, row: int, event: dict[str, int]) -> None:
         size = event["bytes"]
         if event["kind"] == Kind.COLLECTIVE:
-            kind, comm = self._all.collective(event), self._all.communicator(event["axis"], event["operation"], self._rank)
+            kind, comm = self._all.collective(event), self._all.communicator(event, self._rank)
             to.non_blocking_collective_complete(time, kind, comm, self._all.nobody, size, size, row)
         elif event["operation"] in ONE_SIDED:
             to.rma_op_complete_non_blocking(time, self._all.window, row)

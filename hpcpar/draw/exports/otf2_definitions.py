@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcpar.draw.exports.communicators import members
 from hpcpar.draw.exports.slices import arguments, process, word
+from hpcpar.groups import groups
 from hpcpar.trace import Trace
 from hpcpar.trace.schema import COMPUTE, Kind, Operation
 
@@ -31,7 +31,7 @@ class Definitions:
 
     def __init__(self, otf2: Any, archive: Any, trace: Trace):
         self.otf2, self.archive, self.all = otf2, archive, archive.definitions
-        self._members = members(trace.description, trace.ranks)
+        self._partners = groups(trace.description, trace.ranks)
         root = self.all.system_tree_node("machine", class_name="machine")
         names = [process(trace.description, r) for r in range(trace.ranks)]
         hosts = {n: self.all.system_tree_node(n.partition(" on ")[2] or "host", class_name="node", parent=root) for n in names}
@@ -40,7 +40,7 @@ class Definitions:
         self.main = [self.all.location(f"rank {r}", group=g) for r, g in enumerate(self.processes)]
         self._mpi = otf2.Paradigm.MPI
         self.all.group("ranks", group_type=otf2.GroupType.COMM_LOCATIONS, paradigm=self._mpi, members=self.main)
-        self._communicators: dict[str, Any] = {}
+        self._communicators: dict[tuple[str, tuple[int, ...]], Any] = {}
         self.world = self._communicator("world", tuple(range(trace.ranks)))
         self.window = self.all.rma_win("parameter server", comm=self.world)
         self.nobody = otf2.Undefined.UINT32.value  # the root of a collective that has none
@@ -48,16 +48,16 @@ class Definitions:
         self._metrics: dict[str, Any] = {}
 
     def _communicator(self, called: str, ranks: tuple[int, ...]) -> Any:
-        if called not in self._communicators:
+        if (called, ranks) not in self._communicators:
             kind = self.otf2.GroupType.COMM_GROUP
             group = self.all.group(called, group_type=kind, paradigm=self._mpi, members=tuple(self.main[r] for r in ranks))
-            self._communicators[called] = self.all.comm(called, group=group)
-        return self._communicators[called]
+            self._communicators[called, ranks] = self.all.comm(called, group=group)
+        return self._communicators[called, ranks]
 
-    def communicator(self, axis: int, operation: int, rank: int) -> Any:
+    def communicator(self, event: dict[str, int], rank: int) -> Any:
         """That of a collective at a rank; all ranks under the name of the axis where it is not known who took part."""
-        ranks = self._members(axis, operation, rank)
-        name = word("axis", axis)
+        ranks = self._partners(rank, event["axis"], event["stage"], event["operation"])
+        name = word("axis", event["axis"])
         if ranks is None:
             return self._communicator(f"{name}: members not known", tuple(range(len(self.main))))
         return self._communicator(f"{name} {ranks[0]}" if name != "world" else name, ranks)

@@ -7,10 +7,9 @@ from hand_made import collective, config, message, write
 import hpcpar.trace
 from hpcpar.analyse.calls import pack
 from hpcpar.analyse.exchanges import exchanges
-from hpcpar.analyse.groups import groups
 from hpcpar.analyse.step_time import StepTime
 from hpcpar.analyse.steps import steps, summary
-from hpcpar.draw.exports.communicators import members
+from hpcpar.groups import groups
 from hpcpar.mesh import Mesh
 from hpcpar.run import expert
 from hpcpar.schedule import generate
@@ -196,15 +195,14 @@ def test_experts_meet_whom_the_run_lets_them_meet():
         plan = {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": ep, "microbatches": 4, "schedule": schedule}
         described = config(plan=plan, model={"layers": 4, "moe": {"experts": 8}}, train={"batch": 4 * dp})
         mesh = Mesh(("pp", "dp", "cp", "tp"), tuple(sizes))
-        known, drawn = groups({"config": described}, mesh.ranks), members({"config": described}, mesh.ranks)
+        known = groups({"config": described}, mesh.ranks)
         lists = generate(schedule, stages=pp, microbatches=4)
         for rank in range(mesh.ranks):
             for axis, want in ((Axis.EP, expert.exchange_of(mesh, ep, rank)), (Axis.PP, expert.norm_of(mesh, ep, rank))):
-                assert known(rank, axis, -1, Operation.COUNTS) == drawn(axis, Operation.COUNTS, rank) == want
+                assert known(rank, axis, -1, Operation.COUNTS) == want
             for stage in lists.stages_of(mesh.coordinates(rank)["pp"]):
                 want = expert.holders_of(mesh, lists, stage, ep, rank)
                 assert known(rank, Axis.EXPERT_DP, stage, Operation.ALLREDUCE) == want
-                assert drawn(Axis.EXPERT_DP, Operation.ALLREDUCE, rank) == (None if schedule == "chimera" else want)
 
 
 # what they are made of

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 
 import hpcpar.trace
 from hpcpar.draw.exports import otf2_archive
-from hpcpar.draw.exports.communicators import members
 from hpcpar.errors import PlanError
+from hpcpar.schedule import generate
 from hpcpar.trace.index import write_index
 from hpcpar.trace.schema import Axis, Kind, Operation
 from hpcpar.trace.writer import Writer
@@ -97,17 +97,17 @@ def test_one_sided_calls_members_and_overlapping_calls(tmp_path):
     ]
 
 
-def test_who_takes_part_is_known_or_said_not_to_be():
-    plan = {"order": ["pp", "dp", "cp", "tp"], "pp": 1, "dp": 2, "cp": 1, "tp": 3, "replicas": [], "schedule": "1f1b"}
-    of = members({"config": {"plan": plan}}, 6)
-    assert of(Axis.DP, Operation.ALLREDUCE, 4) == (1, 4) and of(Axis.TP, Operation.ALLREDUCE, 4) == (3, 4, 5)
-    assert of(Axis.WORLD, Operation.LOSS, 4) == tuple(range(6))
-    assert of(Axis.TP, Operation.SHARED, 4) is None and of(Axis.NODE, Operation.DISPATCH, 4) is None
-    for other in ({**plan, "schedule": "chimera"}, {**plan, "replicas": [3, 3]}):
-        assert members({"config": {"plan": other}}, 6)(Axis.DP, Operation.ALLREDUCE, 4) is None
-        assert members({"config": {"plan": other}}, 6)(Axis.EXPERT_DP, Operation.ALLREDUCE, 4) is None
-    assert members({}, 6)(Axis.DP, Operation.ALLREDUCE, 4) is None
-    assert members({"config": {"plan": plan}}, 5)(Axis.DP, Operation.ALLREDUCE, 4) is None
+def test_the_copies_of_a_stage_take_part_together(tmp_path):
+    description = {"config": {"plan": {"pp": 4, "microbatches": 4, "schedule": "chimera"}}}
+    holders = generate("chimera", stages=4, microbatches=4).holders(1)
+    for rank in range(4):
+        with Writer(tmp_path, rank, 4, description) as writer:
+            if rank in holders:
+                writer.record(Kind.COLLECTIVE, 1, 2, stage=1, operation=Operation.ALLREDUCE, axis=Axis.DP, bytes=8)
+    write_index(tmp_path, 4, description)
+    otf2_archive.save(hpcpar.trace.open(tmp_path), tmp_path / "a")
+    everyone = [f"rank {r}" for r in sorted(holders)]
+    assert [c[4] for c in archive.read(tmp_path / "a").collectives] == [everyone] * 2
 
 
 @pytest.mark.skipif(not shutil.which("otf2-print"), reason="otf2-print is not installed")
