@@ -5,7 +5,6 @@ The layer alone, every gate under every cut, is in test_experts_cut_layer.py; he
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,11 @@ import test_asynchronous
 from mpi4py import MPI
 from proof import GPT, LLAMA, Ran, compare, describe, run, serial
 from styles_of_experts import DROPS, EXPERTS, RANDOM
-from test_zero_checkpoints import SYNC, same_bits
+from test_resharding import SYNC
 
-from hpcpar import checkpoint
-from hpcpar.analyse.difference import relative, rms
 from hpcpar.comm.world import World
 from hpcpar.errors import Aborted
-from hpcpar.mesh import AXES
-from hpcpar.run import agreement, saving
+from hpcpar.run import agreement
 from hpcpar.run.evaluate import evaluate
 from hpcpar.run.recorder import Recorder
 from hpcpar.run.train import Session
@@ -173,35 +169,3 @@ def test_routers_and_biases_that_drift_apart_are_found(world: World) -> None:
     part.weights_by_name()["blocks.1.moe.experts.down.bias"][2] += (world.rank == 1) * 1e-9
     with pytest.raises((agreement.Diverged, Aborted), match=r"blocks\.1\.moe\.experts\.down\.bias"):
         agreement.check(trainer)
-
-
-TOUR = ({}, {"tp": 2, "cp": 2, "zero": 1, "sequence": True}, {"pp": 2, "tp": 2, "microbatches": 2}, {"cp": 4}, {"tp": 3}, {"tp": 4})
-
-
-@pytest.mark.mpi(sizes=(4,))
-def test_a_tour_of_plans(world: World, shared_path: Any) -> None:
-    """A step under each plan, each gone on from the one before; what is restored is saved again, bit for bit."""
-    style, path, got = "gshard gated", None, Ran()
-    proof.STYLES[style] = {**STYLES["gshard drops"], "mlp": "swiglu", "moe": {**STYLES["gshard drops"]["moe"], "shared": 2}}
-    for step, plan in enumerate(TOUR):
-        ranks = prod(plan.get(axis, 1) for axis in AXES)
-        comm = MPI.COMM_WORLD.Split(0 if world.rank < ranks else 1)
-        if world.rank < ranks:
-            some = World(comm, wait="auto", timeout_s=60.0)
-            trainer = Session(describe(style, plan, {**dict(BATCH), "steps": len(TOUR)}), some, Recorder()).trainer
-            if path:
-                saving.restore(trainer, path)
-                again = saving.save(trainer, shared_path / f"again{step}", 1)
-                if world.rank == 0:
-                    same_bits(path, again)
-            (result,) = trainer.until(step + 1)
-            got.losses.append(result.loss)
-            got.norms.append(result.grad_norm)
-            path = saving.save(trainer, shared_path / f"{step}", 1)
-        path = world.share(path)
-    if world.rank == 0:
-        want = serial(style, (), (*BATCH, ("steps", len(TOUR))))
-        assert got.losses == pytest.approx(want.losses, rel=1e-12)
-        assert got.norms == pytest.approx(want.norms, rel=1e-12)
-        found, floor = checkpoint.open(path), rms(want.weights[0])
-        assert max(relative(found.read("weights", n), w, floor) for n, w in want.weights[0].items()) < 1e-12

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from proof import compare, describe, run, serial
 from test_experts_cut import BATCH
-from test_zero_checkpoints import SYNC
+from test_resharding import SYNC
 
 PLANS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"ep-cp": {"cp": 2, "ep": 2}},

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import styles_of_experts  # noqa: F401  # adds its styles
 from mpi4py import MPI
-from proof import corpus, describe, host
-from test_zero_checkpoints import SYNC, same_bits
+from proof import corpus, describe, host, run
 
 from hpcpar import checkpoint
 from hpcpar.analyse.difference import relative, rms
@@ -23,48 +22,88 @@ from hpcpar.run.held_out import held_out
 from hpcpar.run.recorder import Recorder
 from hpcpar.run.train import Session
 
+SYNC = {"bucket_mb": 0.01, "first_bucket_mb": 0.002}
 FLUSH = {"pp": 2, "microbatches": 4}
-DENSE = [
-    {"tp": 3},
+HALVES = {"pp": 2, "microbatches": 2}
+ROWS = {"sequence": True}
+ZERO = [(0, 1), (1, 3), (2, 2), (3, 3), (3, 1), (0, 3), (3, 2), (1, 2), (2, 3), (1, 1), (2, 1), (0, 2), (3, 3)]  # zero, dp
+SHARDS = [{"zero": zero, "dp": dp} for zero, dp in ZERO]
+GPT = [
     {"dp": 2, "tp": 2, "zero": 3},
-    {"cp": 4},
-    {**FLUSH, "tp": 2, "schedule": "zb-h1", "sequence": True},
-    {"dp": 2, "cp": 2, "zero": 2},
+    {**FLUSH, "tp": 2, "schedule": "zb-h1", **ROWS},
     {"pp": 3, "microbatches": 3},
-    {"cp": 2, "tp": 2, "zero": 0, "context": "gather", "order": ("tp", "cp", "dp", "pp")},
+    {"tp": 2, "cp": 2, "zero": 1, **ROWS},
     {},
-    {**FLUSH, "dp": 2, "zero": 1, "schedule": "dualpipe"},
-    {"pp": 2, "cp": 2, "microbatches": 2, "schedule": "chimera"},
-    {"dp": 2, "offload": {"optimizer": True, "parameters": True}},
+    {"tp": 4, **ROWS},
+    {**HALVES, "cp": 2, "schedule": "chimera"},
+    {"cp": 4, "zero": 3},
     {"tp": 4},
-    {**FLUSH, "dp": 2, "schedule": "interleaved", "chunks": 2, "stages": (1, 1, 1, 0)},
     {"dp": 2, "tp": 2, "zero": 1},
+]
+LLAMA = [
+    {"tp": 3},
+    {"cp": 4},
+    {**HALVES, "tp": 2, "zero": 1},
+    {"dp": 2, "cp": 2, "zero": 2},
+    {"cp": 2, "tp": 2, "zero": 0, "context": "gather", "order": ("tp", "cp", "dp", "pp")},
+    {"tp": 3, "zero": 2},
+    {**FLUSH, "dp": 2, "zero": 1, "schedule": "dualpipe"},
+    {**HALVES, "cp": 2, "zero": 1},
+    {"dp": 2, "offload": {"optimizer": True, "parameters": True}},
+    {**FLUSH, "dp": 2, "schedule": "interleaved", "chunks": 2, "stages": (1, 1, 1, 0)},
     {"dp": 4, "zero": 3},
 ]
-EXPERTS = [
-    {"dp": 2, "ep": 2, "tp": 2},
-    {"dp": 2, "cp": 2, "ep": 4, "zero": 1},
-    {"tp": 3},
-    {**FLUSH, "dp": 2, "ep": 2, "zero": 1},
-    {"dp": 3, "ep": 3},
-    {"dp": 2, "tp": 2, "zero": 2},
-    {"cp": 2, "tp": 2, "ep": 2},
-    {},
-    {**FLUSH, "tp": 2, "schedule": "zb-v"},
-    {"dp": 4, "ep": 2, "zero": 1},
+TOURS = [  # ranks, style, plans
+    (3, "gpt-tied", SHARDS[:7]),
+    (3, "llama-untied", SHARDS[6:]),
+    (4, "gpt-tied", [{"pp": 2, "dp": 2, "zero": 1}, {"dp": 4, "zero": 3}, {"pp": 4, "zero": 1, "schedule": "dualpipe", "microbatches": 8}]),
+    (4, "cut-gpt-tied", GPT),
+    (4, "cut-llama-untied", LLAMA),
+    (
+        4,
+        "experts-sigmoid-bias",
+        [
+            {"dp": 2, "ep": 2, "tp": 2},
+            {"tp": 3},
+            {"dp": 3, "ep": 3},
+            {"tp": 2, "cp": 2, "zero": 1, **ROWS},
+            {"dp": 4, "ep": 4},
+            {"cp": 2, "tp": 2, "ep": 2},
+            {"dp": 2, "zero": 3},
+            {**FLUSH, "tp": 2, "schedule": "zb-v"},
+        ],
+    ),
+    (
+        4,
+        "experts-llama",
+        [
+            {"dp": 2, "cp": 2, "ep": 4, "zero": 1},
+            {**FLUSH, "dp": 2, "ep": 2, "zero": 1},
+            {"cp": 4},
+            {"dp": 2, "tp": 2, "zero": 2},
+            {"dp": 4, "ep": 4, "zero": 1},
+            {},
+            {"dp": 4, "ep": 2, "zero": 1},
+        ],
+    ),
 ]
-TOURS = {  # each plan once; the key/value heads of the llamas, 3 and 2, are not cut by 4 and 3
-    "cut-gpt-tied": DENSE[1::2],
-    "cut-llama-untied": DENSE[::2],
-    "experts-sigmoid-bias": EXPERTS[::2],
-    "experts-llama": EXPERTS[1::2],
-}
 
 
 def session_of(style, plan, steps, comm):
     """A session under a plan, before anything is loaded; of a batch that every plan can cut."""
     cfg = describe(style, {"sync": SYNC, **plan}, {"steps": steps, "warmup": 2})
     return Session(cfg, World(comm, wait="auto", timeout_s=60.0), Recorder())
+
+
+def same_bits(a, b):
+    """Every tensor of two checkpoints."""
+    one, other = checkpoint.open(a), checkpoint.open(b)
+    assert one.kinds() == other.kinds() == ["adamw.m", "adamw.v", "weights"]
+    for kind in one.kinds():
+        assert one.names(kind) == other.names(kind)
+        for name in one.names(kind):
+            assert np.array_equal(one.read(kind, name), other.read(kind, name)), (kind, name)
+    assert one.fields["applied"] == other.fields["applied"]
 
 
 def loaded_is_saved(trainer, path):
@@ -92,11 +131,12 @@ def near(a, b):
             assert relative(one.read(kind, name), want, scale) <= 1e-12, (kind, name)
 
 
-@pytest.mark.mpi(sizes=(4,))
-@pytest.mark.parametrize("style", TOURS)
-def test_a_tour_through_every_axis(world, shared_path, style):
+@pytest.mark.parametrize(
+    "style, plans", [pytest.param(style, plans, marks=pytest.mark.mpi(sizes=(n,)), id=f"{style}-{n}") for n, style, plans in TOURS]
+)
+def test_a_tour_through_every_axis(world, shared_path, style, plans):
     corpus()  # collective: on all ranks before some of them describe
-    plans, path, losses, norms = TOURS[style], None, [], []
+    path, losses, norms, auxiliary = None, [], [], []
     for step, plan in enumerate(plans):
         ranks = describe(style, plan).plan.ranks
         mine = world.rank < ranks
@@ -112,6 +152,7 @@ def test_a_tour_through_every_axis(world, shared_path, style):
             (result,) = trainer.until(step + 1)
             losses.append(result.loss)
             norms.append(result.grad_norm)
+            auxiliary.append(result.auxiliary)
             path = saving.save(trainer, shared_path / f"{step}", 1)
         path = MPI.COMM_WORLD.bcast(path)
     if world.rank == 0:
@@ -119,7 +160,22 @@ def test_a_tour_through_every_axis(world, shared_path, style):
         want = list(alone.until(len(plans)))
         assert np.allclose(losses, [r.loss for r in want], rtol=1e-12, atol=0)
         assert np.allclose(norms, [r.grad_norm for r in want], rtol=1e-12, atol=0)
+        assert np.allclose(auxiliary, [r.auxiliary for r in want], rtol=1e-12, atol=0)
         near(path, saving.save(alone, shared_path / "alone", 1))
+
+
+@pytest.mark.mpi(sizes=(2, 3))
+@pytest.mark.parametrize("zero", (1, 2, 3))
+def test_a_resumed_run_is_the_uninterrupted_one(world, shared_path, zero):
+    cfg = describe("gpt-dropout", {"dp": world.size, "zero": zero, "microbatches": 2, "sync": SYNC})
+    want = run(cfg, world)
+    first, second = Session(cfg, world, Recorder()), Session(cfg, world, Recorder())
+    losses = [r.loss for r in first.trainer.until(2)]
+    saving.restore(second.trainer, saving.save(first.trainer, shared_path, 1))
+    losses += [r.loss for r in second.trainer.until(cfg.train.steps)]
+    assert losses == want.losses
+    for name, w in second.trainer.parts[0].weights_by_name().items():
+        assert np.array_equal(host(w), want.weights[0][name])
 
 
 @pytest.mark.mpi(sizes=(2,))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 import pytest
 import test_asynchronous
 from mpi4py import MPI
-from proof import STYLES, Ran, compare, describe, run, serial
-from test_zero_checkpoints import SYNC, same_bits
+from proof import compare, describe, run, serial
+from test_resharding import SYNC
 
-from hpcpar import checkpoint
-from hpcpar.analyse.difference import relative, rms
 from hpcpar.comm.world import World
 from hpcpar.errors import PlanError
 from hpcpar.forms.context import FORMS
-from hpcpar.mesh import AXES
 from hpcpar.run import agreement, feasible, saving
 from hpcpar.run.evaluate import evaluate
 from hpcpar.run.recorder import Recorder
@@ -209,49 +204,3 @@ def test_refused_with_the_numbers_and_the_remedy(plan, train, words):
     with pytest.raises(PlanError) as refusal:
         feasible.check_sharing(describe("cut-gpt-shared", plan, train))
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
-
-
-TOUR = (
-    {},
-    {"tp": 2, "cp": 2, "zero": 1, "sequence": True},
-    {"pp": 2, "tp": 2, "sequence": True, "microbatches": 2},
-    {"cp": 4, "zero": 3},
-    {"tp": 4, "sequence": True},
-    {"dp": 2, "tp": 2, "zero": 3},
-    {"pp": 2, "cp": 2, "zero": 1, "microbatches": 2},
-    {"dp": 2, "cp": 2},
-    {"pp": 2, "tp": 2, "zero": 1, "microbatches": 2},
-    {"tp": 3, "zero": 2},
-)
-
-
-@pytest.mark.mpi(sizes=(4,))
-@pytest.mark.parametrize("style", ("cut-gpt-tied", "cut-llama-tied"))
-def test_a_tour_of_plans(world, shared_path, style):
-    """A step under each plan, each gone on from the one before; what is restored is saved again, bit for bit."""
-    path, got = None, Ran()
-    tour = [p for p in TOUR if p.get("tp") != 3 or STYLES[style].get("kv_heads") != 2]
-    for step, plan in enumerate(tour):
-        ranks = prod(plan.get(axis, 1) for axis in AXES)
-        comm = MPI.COMM_WORLD.Split(0 if world.rank < ranks else 1)
-        if world.rank < ranks:
-            some = World(comm, wait="auto", timeout_s=60.0)
-            session = Session(describe(style, {"sync": SYNC, **plan}, {"steps": len(tour), "warmup": 2}), some, Recorder())
-            trainer = session.trainer
-            if path:
-                saving.restore(trainer, path)
-                again = saving.save(trainer, shared_path / f"again{step}", 1)
-                if world.rank == 0:
-                    same_bits(path, again)
-            assert trainer.steps == step
-            (result,) = trainer.until(step + 1)
-            got.losses.append(result.loss)
-            got.norms.append(result.grad_norm)
-            path = saving.save(trainer, shared_path / f"{step}", 1)
-        path = world.share(path)
-    if world.rank == 0:
-        want = serial(style, (), (("steps", len(tour)), ("warmup", 2)))
-        assert got.losses == pytest.approx(want.losses, rel=1e-12)
-        assert got.norms == pytest.approx(want.norms, rel=1e-12)
-        found, floor = checkpoint.open(path), rms(want.weights[0])
-        assert max(relative(found.read("weights", n), w, floor) for n, w in want.weights[0].items()) < 1e-12
